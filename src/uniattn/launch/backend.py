@@ -1,0 +1,30 @@
+"""Which path serves a call: the device decides, `UNIATTN_BACKEND` overrides."""
+
+import os
+
+from torch import Tensor
+
+from uniattn.errors import UnsupportedError
+
+CHOICES = ("auto", "reference", "triton", "hopper")
+
+
+def choose(x: Tensor) -> str:
+    """`"reference"` or `"triton"` for tensors on `x`'s device; raises where the forced path cannot run there."""
+    asked = os.environ.get("UNIATTN_BACKEND", "auto")
+    if asked == "auto":
+        return "triton" if x.is_cuda else "reference"
+    if asked == "reference":
+        return asked
+    if asked == "triton":
+        if not x.is_cuda and os.environ.get("TRITON_INTERPRET", "0") != "1":
+            raise UnsupportedError(
+                "UNIATTN_BACKEND",
+                got="triton with CPU tensors",
+                limit="Triton kernels run on a GPU, or on CPU tensors in Triton's interpreter",
+                fix="set TRITON_INTERPRET=1 before Python starts, or UNIATTN_BACKEND=auto",
+            )
+        return asked
+    raise UnsupportedError(
+        "UNIATTN_BACKEND", got=repr(asked), limit=f"one of {', '.join(CHOICES[:3])} in this version", fix="unset it to let the device decide"
+    )
