@@ -6,7 +6,7 @@ from torch import Tensor
 
 from uniattn.errors import UnsupportedError
 
-CHOICES = ("auto", "reference", "triton", "hopper")
+CHOICES = ("auto", "reference", "triton")
 
 
 def choose(x: Tensor) -> str:
@@ -26,5 +26,8 @@ def choose(x: Tensor) -> str:
             )
         return asked
     raise UnsupportedError(
-        "UNIATTN_BACKEND", got=repr(asked), limit=f"one of {', '.join(CHOICES[:3])} in this version", fix="unset it to let the device decide"
+        "UNIATTN_BACKEND",
+        got=repr(asked),
+        limit=f"this version has {', '.join(CHOICES)}",
+        fix="unset it to let the device decide",
     )
