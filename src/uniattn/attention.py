@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from uniattn import ops
-from uniattn.problem import validate
+from uniattn.errors import ArgumentError
+from uniattn.problem import validate, validate_kv
 from uniattn.problem.layout import window_bounds
 from uniattn.schedule.plan import Plan
 
@@ -38,12 +39,16 @@ def attention(
     deterministic: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of a batch of sequences, each with any number of query tokens, over paged or contiguous K/V."""
+    if not (mask is q_scale is k_scale is v_scale is kv_format is out_scale is None):
+        validate.unserved(
+            mask=mask, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, kv_format=kv_format, out_scale=out_scale
+        )  # fmt: skip
     validate.attention(
-        q, k_cache, v_cache, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqlens_k, page_table=page_table, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal, window=window,
-        softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-        kv_format=kv_format, out=out, out_scale=out_scale, plan=plan,
+        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
+        window, softcap, sinks, alibi_slopes, out, return_lse, deterministic,
     )  # fmt: skip
+    if plan is not None:
+        _check_plan(plan)
     num_tokens, num_q_heads, head_dim = q.shape
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
@@ -67,9 +72,9 @@ def attention(
 
 def merge_states(outs: Tensor | list[Tensor], lses: Tensor | list[Tensor]) -> tuple[Tensor, Tensor]:
     """Merge partial attention results of the same queries over disjoint keys."""
+    validate_kv.merge_states(outs, lses)
     outs = outs if isinstance(outs, Tensor) else torch.stack(outs)
     lses = lses if isinstance(lses, Tensor) else torch.stack(lses)
-    validate.merge_states(outs, lses)
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     torch.ops.uniattn.merge(outs, lses, out, lse)
     return out, lse
@@ -77,8 +82,15 @@ def merge_states(outs: Tensor | list[Tensor], lses: Tensor | list[Tensor]) -> tu
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write the K and V of new tokens into a paged cache."""
-    validate.write_kv(k, v, k_cache, v_cache, slot_mapping)
+    validate_kv.write_kv(k, v, k_cache, v_cache, slot_mapping)
     torch.ops.uniattn.write_kv(k, v, k_cache, v_cache, slot_mapping)
+
+
+def _check_plan(plan: object) -> None:
+    if not isinstance(plan, Plan):
+        raise ArgumentError(
+            "plan", type(plan).__name__, "it must be a Plan", "pass what uniattn.plan(...) returned, or leave plan out"
+        )
 
 
 __all__ = ["attention", "merge_states", "ops", "write_kv"]
