@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from uniattn.errors import ArgumentError, UniattnError, UnsupportedError
-from uniattn.launch import target
+from uniattn.launch.target import Target, target_of
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 QUANTISED = tuple(
@@ -83,13 +83,13 @@ def strided(name: str, x: Tensor) -> ArgumentError:
 
 def wrong_dtype(name: str, x: Tensor) -> UniattnError:
     if x.dtype in QUANTISED:
-        return quantised(name, x.dtype, target.of(x.device))
+        return quantised(name, x.dtype, target_of(x.device))
     return ArgumentError(
         name, describe(x), "its dtype must be float16, bfloat16 or float32", f"convert it, e.g. {name}.to(torch.bfloat16)"
     )
 
 
-def quantised(name: str, dtype: torch.dtype, chip: target.Target) -> UnsupportedError:
+def quantised(name: str, dtype: torch.dtype, chip: Target) -> UnsupportedError:
     """The refusal of an fp8 or int8 tensor: by the chip where that cannot do it at all, else by this version."""
     word = str(dtype).removeprefix("torch.")
     if word.startswith("float8"):
@@ -114,7 +114,7 @@ def quantised(name: str, dtype: torch.dtype, chip: target.Target) -> Unsupported
 
 def check_chip(name: str, x: Tensor) -> None:
     """Raise where the chip that bf16 tensor `x` is on cannot run the kernels with it."""
-    chip = target.of(x.device)
+    chip = target_of(x.device)
     if bfloat16_missing(chip) and os.environ.get("UNIATTN_BACKEND", "auto") != "reference":
         raise UnsupportedError(
             name,
@@ -124,7 +124,7 @@ def check_chip(name: str, x: Tensor) -> None:
         )
 
 
-def bfloat16_missing(chip: target.Target) -> bool:
+def bfloat16_missing(chip: Target) -> bool:
     """Whether Triton cannot compile bf16 for the chip: CUDA before compute capability 8.0."""
     return chip.backend == "cuda" and isinstance(chip.arch, int) and chip.arch < 80
 
