@@ -2,5 +2,16 @@
 
 from uniattn.attention import Plan, attention, merge_states, plan, write_kv
 from uniattn.errors import ArgumentError, UniattnError, UnsupportedError
+from uniattn.problem.check_values import check_values
 
-__all__ = ["ArgumentError", "Plan", "UniattnError", "UnsupportedError", "attention", "merge_states", "plan", "write_kv"]
+__all__ = [
+    "ArgumentError",
+    "Plan",
+    "UniattnError",
+    "UnsupportedError",
+    "attention",
+    "check_values",
+    "merge_states",
+    "plan",
+    "write_kv",
+]
