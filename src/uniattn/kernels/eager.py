@@ -6,7 +6,6 @@ Products and softmax are computed in fp32 whatever the input dtype. Lengths are 
 import torch
 from torch import Tensor
 
-
 # Scores held at once; bounds the memory of long prompts to about 64 MiB a temporary.
 _MAX_SCORES = 1 << 24
 
