@@ -213,7 +213,7 @@ def attend_kernel(
     readable = tl.minimum(readable, kv_len)
     right = window_right
     if causal_ptr is not None:
-        right = tl.where(tl.load(causal_ptr + real_seq), 0, right)
+        right = tl.where(tl.load(causal_ptr + real_seq) != 0, 0, right)
     elif CAUSAL:
         right = 0
     num_q_heads = num_kv_heads * GROUP
