@@ -3,9 +3,9 @@
     python benchmarks/against_fa3.py [--fa3 PATH.so] [--rounds 3] [--only NAME ...] [--json FILE]
 
 `--fa3` is the path of vLLM's FlashAttention-3 library (`_vllm_fa3_C.abi3.so`); without it only uniattn is timed. Each call is
-captured in a CUDA graph with an L2 flush before it; a round is the median of several replays less the flush alone; rounds of the two
-alternate, and the ratio is between medians of rounds. uniattn runs with a prebuilt plan, FA3 with prebuilt metadata. A row whose
-output misses the check against fp32 softmax reports no time.
+captured in a CUDA graph with an L2 flush before it; a round is the median of several replays less the flush alone; rounds of
+the two alternate, and the ratio is between medians of rounds. uniattn runs with a prebuilt plan, FA3 with prebuilt metadata. A
+row whose output misses the check against fp32 softmax reports no time.
 """
 
 import argparse
@@ -138,8 +138,8 @@ def fa3_call(w: Workload):
     def call() -> torch.Tensor:
         return fa3.fwd(
             t["q"], t["k"], t["v"], None, None, None, out, t["cu"], None, None, None, t["seqlens"], w.max_q, w.max_kv, t["table"],
-            None, None, None, None, None, None, None, None, HEAD_DIM**-0.5, True, -1, -1, 0.0, True, metadata, 0, None, 0, None, 1,
-            0, None,
+            None, None, None, None, None, None, None, None, HEAD_DIM**-0.5, True, -1, -1, 0.0, True, metadata, 0, None, 0, None,
+            1, 0, None,
         )  # fmt: skip
 
     return call, out
@@ -236,7 +236,8 @@ def main() -> None:
     print(facts)
     print(f"{'workload':38s} {'floor':>8s} {'uniattn':>9s} {'FA3':>9s} {'ratio':>6s}")
     for r in rows:
-        print(f"{r['workload']:38s} {r['floor_us']:8.1f} {r.get('uniattn_us', math.nan):9.1f} {r.get('fa3_us', math.nan):9.1f} {r.get('ratio', math.nan):6.2f}")
+        ours, fa3, ratio = (r.get(x, math.nan) for x in ("uniattn_us", "fa3_us", "ratio"))
+        print(f"{r['workload']:38s} {r['floor_us']:8.1f} {ours:9.1f} {fa3:9.1f} {ratio:6.2f}")
     if args.json:
         with open(args.json, "w") as f:
             json.dump(facts | {"rows": rows}, f, indent=1)

@@ -12,8 +12,8 @@ def merge_kernel(
     outs_ptr, lses_ptr, out_ptr, lse_ptr, outs_strides, lses_strides, out_strides, lse_strides, num_parts, num_tokens, num_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Grid: num_tokens * num_heads programs. Strides in elements: outs part, token, head; lses part, head, token; out token, head;
-    lse head, token. BLOCK_P parts are loaded at once. A part of LSE -inf may hold anything, NaN included."""
+    """Grid: num_tokens * num_heads programs. Strides in elements: outs part, token, head; lses part, head, token; out token,
+    head; lse head, token. BLOCK_P parts are loaded at once. A part of LSE -inf may hold anything, NaN included."""
     pid = tl.program_id(0)
     head = (pid % num_heads).to(tl.int64)
     token = (pid // num_heads).to(tl.int64)
@@ -37,7 +37,8 @@ def merge_kernel(
         top = new_top
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    tl.store(out_ptr + token * out_strides[0] + head * out_strides[1] + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < DIM)
+    merged_out = (acc / total).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * out_strides[0] + head * out_strides[1] + d, merged_out, mask=d < DIM)
     if lse_ptr is not None:
-        merged = tl.where(empty, float("-inf"), top + tl.log2(total) * 0.6931471805599453)
-        tl.store(lse_ptr + head * lse_strides[0] + token * lse_strides[1], merged)
+        merged_lse = tl.where(empty, float("-inf"), top + tl.log2(total) * 0.6931471805599453)
+        tl.store(lse_ptr + head * lse_strides[0] + token * lse_strides[1], merged_lse)

@@ -28,5 +28,5 @@ def choose(x: Tensor) -> str:
             )
         triton_version.require()
         return asked
-    limit = f"one of {', '.join(CHOICES[:3])} in this version"
+    limit = f"one of {', '.join(CHOICES)} in this version"
     raise UnsupportedError("UNIATTN_BACKEND", got=repr(asked), limit=limit, fix="unset it to let the device decide")

@@ -8,7 +8,7 @@ from uniattn.schedule.tiles import next_power_of_2
 
 
 def merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None) -> None:
-    """Merge `outs` `[num_parts, num_tokens, num_heads, dim]` by `lses` `[num_parts, num_heads, num_tokens]` into `out` and `lse`."""
+    """Merge `outs` `[num_parts, num_tokens, num_heads, dim]` by `lses` `[num_parts, num_heads, num_tokens]` into `out`, `lse`."""
     num_parts, num_tokens, num_heads, dim = outs.shape
     if num_tokens == 0 or num_heads == 0:
         return

@@ -1,6 +1,7 @@
 """What a plan is: how a batch's work is cut. Made once a step, shared by all layers whose facts agree."""
 
 from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +54,8 @@ class Plan:
     @classmethod
     def from_ints(cls, ints: list[int]) -> "Plan":
         """The inverse of `as_ints`."""
-        return cls(*ints)
+        values: list[Any] = list(ints)
+        return cls(*values)
 
     def check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, num_seqs: int) -> None:
         """Raise where a call's facts differ from the plan's."""
@@ -89,8 +91,8 @@ def make(
     rows = min(max_seqlen_q, cdiv(num_tokens, max(1, num_seqs))) * group
     t = tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes)
     if num_splits is None:
-        shared = tiles.smem_bytes(t.block_m, t.block_n, t.num_stages, head_dim, v_head_dim, itemsize)
-        slots = target.num_sms * max(1, min(target.max_shared_bytes // shared, 16 // t.num_warps))
+        # Registers let about 16 warps of these kernels live on an SM.
+        slots = target.num_sms * max(1, 16 // t.num_warps)
         programs = max(1, (num_tokens * group // t.block_m + min(num_seqs, num_tokens)) * num_kv_heads)
         if t.block_m >= group * max_seqlen_q:
             programs = max(1, min(num_seqs, num_tokens) * num_kv_heads)

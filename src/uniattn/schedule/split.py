@@ -1,4 +1,4 @@
-"""How often to split K/V: pure integer rules, from bounds that the host knows. A plan balanced on the device will replace them."""
+"""How often to split K/V: pure integer rules, from bounds that the host knows. No lengths are read."""
 
 # A split shorter than this many KV blocks costs more in its merge than it gains.
 MIN_BLOCKS_PER_SPLIT = 4
@@ -9,8 +9,8 @@ GOOD_ENOUGH = 0.85
 def num_splits(num_programs: int, max_kv_blocks: int, num_slots: int) -> int:
     """Splits for a launch of `num_programs` unsplit programs on a chip that holds `num_slots` of them at once.
 
-    `max_kv_blocks` bounds the KV blocks of the longest sequence. The smallest split count whose waves fill the chip nearly as well as
-    the best one does; 1 where the unsplit launch fills 0.8 of it or where K/V is short.
+    `max_kv_blocks` bounds the KV blocks of the longest sequence. Returns the smallest count whose waves fill the chip nearly
+    as well as the best one's; 1 where the unsplit launch fills 0.8 of the chip or where K/V is short.
     """
     most = min(max_kv_blocks // MIN_BLOCKS_PER_SPLIT, 128, cdiv(4 * num_slots, num_programs))
     if most <= 1 or num_programs >= 0.8 * num_slots:

@@ -1,8 +1,8 @@
 """Which KV tokens a tile's rows see. All intervals are half-open here, in KV tokens of the sequence.
 
-Query token t of a sequence stands at position kv_len - q_len + t (aligned bottom-right, negative where the query is longer) and
-sees [position - left, position + right]. Causal is right == 0; no window is left or right == UNBOUNDED. So every mask of this kind
-is two run-time integers, and no kernel is compiled for a window's size.
+Query token t of a sequence stands at position kv_len - q_len + t (aligned bottom-right, negative where the query is longer)
+and sees [position - left, position + right]. Causal is right == 0; no window is left or right == UNBOUNDED. So every mask of
+this kind is two run-time integers, and no kernel is compiled for a window's size.
 """
 
 import triton

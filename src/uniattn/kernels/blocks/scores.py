@@ -16,10 +16,7 @@ def modify(products, scale, softcap, slopes, pos, kv, HAS_SOFTCAP: tl.constexpr,
 
     `scale` is softmax_scale / softcap under a softcap, else softmax_scale * log2(e); `softcap` and `slopes` are times log2(e).
     """
-    if HAS_SOFTCAP:
-        scores = softcap * tanh(products * scale)
-    else:
-        scores = products * scale
+    scores = softcap * tanh(products * scale) if HAS_SOFTCAP else products * scale
     if HAS_ALIBI:
         scores -= slopes[:, None] * tl.abs(pos[:, None] - kv[None, :]).to(tl.float32)
     return scores

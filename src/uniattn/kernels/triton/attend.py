@@ -1,8 +1,8 @@
 """The portable Triton kernel: attention of query tiles of any length over paged or contiguous K/V.
 
-One program serves one query tile, KV head and split. It finds its tile on the device, bounds the loop by what the tile's rows see,
-and runs unmasked blocks in the middle and masked ones at the edges. Tiles of at most SMALL_M rows (decode in a mixed batch) take
-a small-tile loop of the same code, so that they do not pay for BLOCK_M padded rows.
+One program serves one query tile, KV head and split. It finds its tile on the device, bounds the loop by what the tile's rows
+see, and runs unmasked blocks in the middle and masked ones at the edges. Tiles of at most SMALL_M rows (decode in a mixed
+batch) take a small-tile loop of the same code, so that they do not pay for BLOCK_M padded rows.
 """
 
 import triton
@@ -17,7 +17,7 @@ from uniattn.kernels.blocks.tiles import find_tile
 
 @triton.jit
 def _load_part(ptr, offsets, dims, mask, DIM: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr, MASKED: tl.constexpr):
-    """Elements `[FIRST, FIRST + SIZE)` of the last dimension, those past DIM as 0; `offsets` and `mask` broadcast against `dims`."""
+    """Elements `[FIRST, FIRST + SIZE)` of the last dimension, those past DIM as 0; `offsets`, `mask` broadcast against `dims`."""
     if FIRST + SIZE <= DIM:
         if MASKED:
             return tl.load(ptr + offsets + FIRST + dims, mask=mask, other=0.0)
@@ -172,7 +172,8 @@ def attend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, SMALL_M: tl.constexpr, SMALL_N: tl.constexpr,
     SMALL_STAGES: tl.constexpr, BULK: tl.constexpr, HEADS_FIRST: tl.constexpr, MIN_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: num_tiles * num_kv_heads * num_splits programs. Strides in elements: q, out (split,) token, head; k, v page, slot, head.
+    """Grid: num_tiles * num_kv_heads * num_splits programs. Strides in elements: q token, head; k, v page, slot, head; out
+    split, token, head.
 
     With num_splits > 1, `out_ptr` and `lse_ptr` hold fp32 partials `[num_splits, ...]`, each normalised, for the merge kernel.
     `page_table_ptr` None means contiguous K/V at `cu_seqlens_k`; `seqlens_k_ptr` None takes lengths from `cu_seqlens_k`.
