@@ -63,7 +63,7 @@ def attention(
             `[num_kv_tokens, num_kv_heads, head_dim]`. q's dtype, last stride 1, other strides free.
         v_cache: as `k_cache`, with a `head_dim_v` of its own, 8 to 512. May share memory with `k_cache`.
         cu_seqlens_q: `[num_seqs + 1]` int32. Sequence `s` owns the query tokens `[cu_seqlens_q[s], cu_seqlens_q[s + 1])`. Starts
-            at 0, never falls; equal neighbours are a sequence without query tokens. Tokens from `cu_seqlens_q[-1]` on are padding.
+            at 0, never falls; equal neighbours are a sequence without query tokens. Tokens from `cu_seqlens_q[-1]` are padding.
         seqlens_k: `[num_seqs]` int32, each sequence's `kv_len`, the query tokens included; may be 0, or less than `q_len`.
         page_table: `[num_seqs, max_pages]` int32, last stride 1. KV token `j` of sequence `s` lies in page
             `page_table[s, j // page_size]` at place `j % page_size`. Entries that no visible token needs may hold anything.

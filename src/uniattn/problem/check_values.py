@@ -1,7 +1,7 @@
 """What the device's values must be: lengths, offsets, page ids, slots. Opt-in, since reading them waits for the device.
 
-`UNIATTN_CHECK_VALUES=1`, read when uniattn is imported, makes `attention` and `write_kv` check each eager call. Calls that are being
-compiled or captured into a CUDA graph have no values yet and are not checked.
+`UNIATTN_CHECK_VALUES=1`, read when uniattn is imported, makes `attention` and `write_kv` check each eager call. Calls that are
+being compiled or captured into a CUDA graph have no values yet and are not checked.
 """
 
 import os
@@ -45,8 +45,8 @@ def check_values(
     """Check a call of `uniattn.attention` with these arguments, the values on the device included; waits for the device.
 
     Beyond what `attention` checks by itself: offsets start at 0 and never fall, lengths are at least 0, `cu_seqlens_q[-1]` is at
-    most num_tokens, contiguous segments lie within K/V, the page table is wide enough for each length, the ids of visible pages exist,
-    and `max_seqlen_*` are upper bounds.
+    most num_tokens, contiguous segments lie within K/V, the page table is wide enough for each length, the ids of visible pages
+    exist, and `max_seqlen_*` are upper bounds.
 
     Raises:
         ArgumentError: as `attention`; the message names the first wrong element.

@@ -64,6 +64,8 @@ def _apart_in_columns(a: Tensor, b: Tensor) -> bool:
     A dim whose stride is a multiple of the pitch walks whole rows and keeps its column. The other dims must stay in one row.
     """
     pitch = max((stride for size, stride in zip(a.shape, a.stride(), strict=True) if size != 1), default=1) * a.element_size()
+    if pitch == 0:
+        return False
     spans = []
     for x in (a, b):
         item = x.element_size()

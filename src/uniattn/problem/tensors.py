@@ -97,7 +97,7 @@ def quantised(name: str, dtype: torch.dtype, chip: Target) -> UnsupportedError:
             return UnsupportedError(
                 name,
                 f"{word} on {chip.name}",
-                f"compute capability {chip.arch / 10} has no fp8; 8.9 and newer do",
+                f"compute capability {_capability(chip)} has no fp8; 8.9 and newer do",
                 "use bfloat16 or float16",
             )
         if chip.backend == "hip" and not str(chip.arch).startswith(("gfx94", "gfx95", "gfx12")):
@@ -119,7 +119,7 @@ def check_chip(name: str, x: Tensor) -> None:
         raise UnsupportedError(
             name,
             f"bfloat16 on {chip.name}",
-            f"Triton has no bfloat16 for compute capability {chip.arch}; 80 (8.0) and newer do",
+            f"Triton has no bfloat16 for compute capability {_capability(chip)}; 8.0 and newer do",
             "use float16, or UNIATTN_BACKEND=reference for the slow path",
         )
 
@@ -137,3 +137,7 @@ def check_no_grad(**tensors: Tensor | None) -> None:
                 name, "requires_grad=True while grad is enabled", "uniattn is for inference: it computes no gradients",
                 f"call under torch.no_grad(), or pass {name}.detach()",
             )  # fmt: skip
+
+
+def _capability(chip: Target) -> str:
+    return ".".join(str(part) for part in divmod(int(chip.arch), 10))
