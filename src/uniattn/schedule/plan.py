@@ -27,7 +27,7 @@ class Plan:
     >>> make(64, 64, 32, 8, 128, 128, 2, max_seqlen_q=1, max_seqlen_k=8192, target=h200).num_splits
     1
     >>> make(1, 1, 32, 8, 128, 128, 2, max_seqlen_q=1, max_seqlen_k=8192, target=h200).num_splits
-    32
+    55
     """
 
     num_tokens: int
