@@ -44,6 +44,12 @@ def attend(
     num_seqs = cu_seqlens_q.shape[0] - 1
     if num_tokens == 0:
         return
+    if num_seqs == 0:
+        # Padding alone, and no row of lengths or pages that a program could read.
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-torch.inf)
+        return
     if plan is None:
         p = planning.make(
             num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, q.element_size(),
@@ -73,7 +79,8 @@ def attend(
         attend_kernel[(tiles * num_kv_heads * p.num_splits,)](
             q, k_cache, v_cache, partial_out, partial_lse, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal_per_seq,
             sinks, alibi_slopes, q.stride()[:-1], k_strides, v_strides, out_strides,
-            0 if page_table is None else page_table.stride(0), 0 if page_table is None else page_table.shape[1],
+            0 if page_table is None else page_table.stride(0),
+            k_cache.shape[0] if page_table is None else page_table.shape[1] * page_size,
             num_tokens, num_seqs, tiles, num_kv_heads, p.num_splits, window_left, window_right, scale, cap,
             CAUSAL=causal, HEAD_DIM=head_dim, V_HEAD_DIM=v_head_dim, D0=d0, D1=d1, DV=next_power_of_2(max(16, v_head_dim)),
             GROUP=group, PAGE_SIZE=page_size, HAS_WINDOW=window_left != UNBOUNDED, HAS_SOFTCAP=has_softcap,

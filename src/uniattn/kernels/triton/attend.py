@@ -161,11 +161,11 @@ def _attend_tile(
 
 
 @triton.jit(
-    do_not_specialize=["page_table_width", "num_tokens", "num_seqs", "num_tiles", "num_splits", "window_left", "window_right"]
+    do_not_specialize=["kv_capacity", "num_tokens", "num_seqs", "num_tiles", "num_splits", "window_left", "window_right"]
 )
 def attend_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, seqlens_k_ptr, page_table_ptr, cu_seqlens_k_ptr, causal_ptr,
-    sinks_ptr, alibi_ptr, q_strides, k_strides, v_strides, out_strides, page_table_stride, page_table_width,
+    sinks_ptr, alibi_ptr, q_strides, k_strides, v_strides, out_strides, page_table_stride, kv_capacity,
     num_tokens, num_seqs, num_tiles, num_kv_heads, num_splits, window_left, window_right, scale, softcap,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, V_HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, DV: tl.constexpr,
     GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
@@ -176,6 +176,7 @@ def attend_kernel(
     split, token, head.
 
     With num_splits > 1, `out_ptr` and `lse_ptr` hold fp32 partials `[num_splits, ...]`, each normalised, for the merge kernel.
+    `kv_capacity` is the KV tokens that a page table's row, or contiguous K/V, can hold: none past it is read.
     `page_table_ptr` None means contiguous K/V at `cu_seqlens_k`; `seqlens_k_ptr` None takes lengths from `cu_seqlens_k`.
     """
     pid = tl.program_id(0)
@@ -201,12 +202,12 @@ def attend_kernel(
     if page_table_ptr is not None:
         page_table_ptr += real_seq.to(tl.int64) * page_table_stride
     kv_len = 0
-    readable = page_table_width * PAGE_SIZE
+    readable = kv_capacity
     if cu_seqlens_k_ptr is not None:
         first_token = tl.load(cu_seqlens_k_ptr + real_seq)
         kv_len = tl.load(cu_seqlens_k_ptr + real_seq + 1) - first_token
         if PAGE_SIZE == 0:
-            readable = kv_len
+            readable = tl.minimum(kv_len, kv_capacity - first_token)
     if seqlens_k_ptr is not None:
         kv_len = tl.load(seqlens_k_ptr + real_seq)
     kv_len = tl.where(is_padding, 0, kv_len)
