@@ -1,6 +1,17 @@
 """uniattn: one paged-attention operator for LLM inference that does not distinguish prefill from decode."""
 
-from uniattn.attention import attention, merge_states, write_kv
+from uniattn.attention import Plan, attention, merge_states, plan, write_kv
 from uniattn.errors import ArgumentError, UniattnError, UnsupportedError
+from uniattn.problem.check_values import check_values
 
-__all__ = ["ArgumentError", "UniattnError", "UnsupportedError", "attention", "merge_states", "write_kv"]
+__all__ = [
+    "ArgumentError",
+    "Plan",
+    "UniattnError",
+    "UnsupportedError",
+    "attention",
+    "check_values",
+    "merge_states",
+    "plan",
+    "write_kv",
+]

@@ -1,11 +1,12 @@
-"""The reference path: attention in vectorised torch, a loop over sequences. It serves CPU tensors and is a slow twin of the kernels.
+"""The reference path: attention in vectorised torch, a loop over sequences. It serves CPU tensors; the kernels' slow twin.
 
 Products and softmax are computed in fp32 whatever the input dtype. Lengths are read on the host, so on a GPU it synchronises.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
-
 
 # Scores held at once; bounds the memory of long prompts to about 64 MiB a temporary.
 _MAX_SCORES = 1 << 24
@@ -40,7 +41,7 @@ def attend(
         kv_lens = seqlens_k.tolist()
     else:
         assert starts_k is not None
-        kv_lens = [b - a for a, b in zip(starts_k, starts_k[1:], strict=False)]
+        kv_lens = [b - a for a, b in itertools.pairwise(starts_k)]
     causals = [causal] * len(kv_lens) if causal_per_seq is None else causal_per_seq.tolist()
     num_kv_heads = k_cache.shape[-2]
     group = q.shape[1] // num_kv_heads

@@ -5,6 +5,7 @@ import os
 from torch import Tensor
 
 from uniattn.errors import UnsupportedError
+from uniattn.launch import triton_version
 
 CHOICES = ("auto", "reference", "triton", "hopper")
 
@@ -12,10 +13,11 @@ CHOICES = ("auto", "reference", "triton", "hopper")
 def choose(x: Tensor) -> str:
     """`"reference"` or `"triton"` for tensors on `x`'s device; raises where the forced path cannot run there."""
     asked = os.environ.get("UNIATTN_BACKEND", "auto")
+    if asked == "reference" or (asked == "auto" and not x.is_cuda):
+        return "reference"
     if asked == "auto":
-        return "triton" if x.is_cuda else "reference"
-    if asked == "reference":
-        return asked
+        triton_version.require()
+        return "triton"
     if asked == "triton":
         if not x.is_cuda and os.environ.get("TRITON_INTERPRET", "0") != "1":
             raise UnsupportedError(
@@ -24,7 +26,7 @@ def choose(x: Tensor) -> str:
                 limit="Triton kernels run on a GPU, or on CPU tensors in Triton's interpreter",
                 fix="set TRITON_INTERPRET=1 before Python starts, or UNIATTN_BACKEND=auto",
             )
+        triton_version.require()
         return asked
-    raise UnsupportedError(
-        "UNIATTN_BACKEND", got=repr(asked), limit=f"one of {', '.join(CHOICES[:3])} in this version", fix="unset it to let the device decide"
-    )
+    limit = f"one of {', '.join(CHOICES)} in this version"
+    raise UnsupportedError("UNIATTN_BACKEND", got=repr(asked), limit=limit, fix="unset it to let the device decide")

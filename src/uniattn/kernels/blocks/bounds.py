@@ -1,0 +1,37 @@
+"""Which KV tokens a tile's rows see. All intervals are half-open here, in KV tokens of the sequence.
+
+Query token t of a sequence stands at position kv_len - q_len + t (aligned bottom-right, negative where the query is longer)
+and sees [position - left, position + right]. Causal is right == 0; no window is left or right == UNBOUNDED. So every mask of
+this kind is two run-time integers, and no kernel is compiled for a window's size.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_range(first_pos, last_pos, left, right, readable):
+    """`(begin, full_begin, full_end, end)`: some row sees `[begin, end)`, every row sees `[full_begin, full_end)`.
+
+    `first_pos` and `last_pos` are the positions of the tile's first and last query token, `readable` the KV tokens that exist.
+    """
+    begin = tl.maximum(first_pos - left, 0)
+    end = tl.minimum(last_pos + right + 1, readable)
+    full_begin = tl.maximum(last_pos - left, 0)
+    full_end = tl.minimum(first_pos + right + 1, readable)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
+def split_range(begin, end, split, num_splits, BLOCK_N: tl.constexpr, MIN_BLOCKS: tl.constexpr):
+    """The part `split` of `[begin, end)` in whole blocks of BLOCK_N; late parts may be empty, none is shorter than MIN_BLOCKS."""
+    num_blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
+    blocks_each = tl.maximum(tl.cdiv(num_blocks, num_splits), MIN_BLOCKS)
+    split_begin = begin + split * blocks_each * BLOCK_N
+    return split_begin, tl.minimum(split_begin + blocks_each * BLOCK_N, end)
+
+
+@triton.jit
+def visible(pos, kv, left, right):
+    """Mask `[rows, tokens]`: whether the query at `pos` sees KV token `kv`; the caller bounds `kv` by the sequence's length."""
+    return (kv[None, :] >= pos[:, None] - left) & (kv[None, :] <= pos[:, None] + right)

@@ -1,0 +1,22 @@
+"""From a product of Q and K to a score in base-2 units: scale, softcap, ALiBi, in this order."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    """tanh by one exp: exp overflows to inf and 2 / inf is 0, so large scores saturate at 1 instead of giving NaN."""
+    return 1.0 - 2.0 / (tl.exp2(x * 2.885390081777927) + 1.0)
+
+
+@triton.jit
+def modify(products, scale, softcap, slopes, pos, kv, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
+    """Scores of `products` `[rows, tokens]`; `scale`, `softcap` and `slopes` carry the factor log2(e) already where needed.
+
+    `scale` is softmax_scale / softcap under a softcap, else softmax_scale * log2(e); `softcap` and `slopes` are times log2(e).
+    """
+    scores = softcap * tanh(products * scale) if HAS_SOFTCAP else products * scale
+    if HAS_ALIBI:
+        scores -= slopes[:, None] * tl.abs(pos[:, None] - kv[None, :]).to(tl.float32)
+    return scores

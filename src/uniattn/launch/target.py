@@ -1,0 +1,66 @@
+"""Facts about the chip that a launch runs on, read once a device. A leaf: it imports nothing of uniattn."""
+
+import contextlib
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Target:
+    """One chip, as far as the choice of kernels and tiles depends on it.
+
+    Attributes:
+        name: as the driver tells it, for messages and tuning tables.
+        backend: `"cuda"`, `"hip"` or `"cpu"`.
+        arch: CUDA compute capability as `10 * major + minor` (90 for an H200), `"gfx942"` and the like on HIP, `"cpu"` on a CPU.
+        num_sms: streaming multiprocessors or compute units.
+        max_shared_bytes: shared memory that one program may use.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    num_sms: int
+    max_shared_bytes: int
+
+
+# Triton's interpreter has no chip; small limits keep its tiles small.
+_CPU = Target("cpu", "cpu", "cpu", 4, 65536)
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of `device`; the driver is asked once for each device index."""
+    if device.type != "cuda":
+        return _CPU
+    return _of_index(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _of_index(index: int) -> Target:
+    return from_properties(torch.cuda.get_device_properties(index), hip=torch.version.hip is not None)
+
+
+def from_properties(properties: Any, *, hip: bool) -> Target:
+    """The target that `torch.cuda.get_device_properties` describes."""
+    if hip:
+        # The arch name carries feature flags behind a colon: gfx942:sramecc+:xnack-. A compute unit has 64 KiB of LDS.
+        return Target(properties.name, "hip", properties.gcnArchName.split(":")[0], properties.multi_processor_count, 65536)
+    arch = 10 * properties.major + properties.minor
+    # CUDA grants the larger amount of shared memory only on request, which Triton makes.
+    return Target(properties.name, "cuda", arch, properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def on_device(device: torch.device):
+    """A context in which launches go to `device`; nothing where it is current already."""
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

@@ -1,0 +1,96 @@
+"""Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
+
+from dataclasses import dataclass
+
+from uniattn.schedule.split import cdiv
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One launch configuration of the portable kernel.
+
+    `block_m` rows (query tokens x group) by `block_n` KV tokens a step; `small_m` > 0 adds the small-tile loop for
+    sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones.
+    """
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_warps: int
+    small_m: int = 0
+    small_n: int = 0
+    small_stages: int = 0
+    bulk: bool = True
+
+
+def dim_parts(head_dim: int) -> tuple[int, int]:
+    """`head_dim` as a power of two plus a padded power of two or 0: 192 is 128 + 64, 80 is 64 + 16, 576 is 512 + 64.
+
+    Padding 576 to 1024 would nearly double the product and its shared memory. A product needs at least 16 in each part.
+    """
+    first = 1 << (head_dim.bit_length() - 1)
+    if head_dim <= 16:
+        return 16, 0
+    if first == head_dim:
+        return first, 0
+    rest = next_power_of_2(max(16, head_dim - first))
+    return (2 * first, 0) if rest >= first else (first, rest)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def smem_bytes(tiles_m: int, tiles_n: int, stages: int, head_dim: int, v_head_dim: int, itemsize: int) -> int:
+    """Upper bound of one loop's shared memory: Q once, K and V a buffer, page ids and reductions rounded up.
+
+    Page ids come a load before K and V, so that paged loops of `stages` keep about half as many K/V buffers; contiguous ones keep
+    one less than `stages`.
+    """
+    d = sum(dim_parts(head_dim))
+    dv = next_power_of_2(max(16, v_head_dim))
+    return itemsize * (tiles_m * d + max(1, stages - 1) * tiles_n * (d + dv)) + 8192
+
+
+def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
+    """Tiles for sequences that bring about `rows` query rows (query tokens x group) each."""
+    d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
+    if itemsize == 4:
+        # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
+        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, bulk=False)
+    elif rows <= 16:
+        # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
+        tiles = Tiles(16, 32 if d <= 256 else 16, 5, 4, bulk=False)
+    elif rows <= 64 or d > 256:
+        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5)
+    else:
+        tiles = Tiles(128, 64 if d <= 128 else 32, 5, 8, 16, 64 if d <= 128 else 32, 5)
+    return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
+
+
+def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
+    """`t` with fewer stages, then shorter KV blocks, until it fits in shared memory."""
+
+    def shrink(m: int, n: int, stages: int) -> tuple[int, int]:
+        while smem_bytes(m, n, stages, head_dim, v_head_dim, itemsize) > smem_limit:
+            if stages > 2:
+                stages -= 1
+            elif n > 16:
+                n //= 2
+            elif stages > 1:
+                stages -= 1
+            else:
+                break
+        return n, stages
+
+    block_n, stages = shrink(t.block_m, t.block_n, t.num_stages)
+    small_n, small_stages = shrink(t.small_m, t.small_n, t.small_stages) if t.small_m else (0, 0)
+    return Tiles(t.block_m, block_n, stages, t.num_warps, t.small_m, small_n, small_stages, t.bulk)
+
+
+def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:
+    """Bound of the tiles of any batch of these sizes, as `kernels.blocks.tiles` numbers them."""
+    return num_tokens * group // block_m + num_seqs + 1
+
+
+__all__ = ["Tiles", "cdiv", "choose", "dim_parts", "next_power_of_2", "num_tiles", "smem_bytes"]

@@ -1,0 +1,40 @@
+"""Device facts, from stub properties."""
+
+from types import SimpleNamespace
+
+import torch
+
+from uniattn.launch.target import Target, from_properties, target_of
+
+
+def test_cuda():
+    h200 = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=232448)
+    assert from_properties(h200, hip=False) == Target("NVIDIA H200", "cuda", 90, 132, 232448)
+
+
+def test_hip():
+    mi300 = SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304)
+    assert from_properties(mi300, hip=True) == Target("AMD Instinct MI300X", "hip", "gfx942", 304, 65536)
+
+
+def test_cpu_asks_no_driver():
+    assert target_of(torch.device("cpu")).backend == "cpu"
+    assert target_of(torch.device("meta")).backend == "cpu"
+
+
+def test_device_is_asked_once(monkeypatch):
+    asked = []
+
+    def properties(index):
+        asked.append(index)
+        return SimpleNamespace(name="stub", major=8, minor=6, multi_processor_count=1, shared_memory_per_block_optin=1)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 101)
+    try:
+        assert target_of(torch.device("cuda", 101)) is target_of(torch.device("cuda"))
+    finally:
+        from uniattn.launch import target
+
+        target._of_index.cache_clear()
+    assert asked == [101]
