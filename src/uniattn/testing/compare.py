@@ -7,7 +7,8 @@ fused kernel rounds less often than that, so for each sequence the output may be
     + 2 * u(dtype) * (largest output of the row)            the weights and the output are each rounded to the dtype once
     + SCORE_ROUNDINGS * u(fp32) * (largest score + softcap) * (largest value)      scores are fp32 whatever the dtype is
 
-where `u` is the unit roundoff. The LSE never passes through the input dtype, so its yardstick is eager attention in fp32, and
+where `u` is the unit roundoff and the largest score is the largest `scale * sum_d |q_d k_d|` plus ALiBi's part: terms that cancel
+leave their roundings behind. The LSE never passes through the input dtype, so its yardstick is eager attention in fp32, and
 
     FACTOR * (largest error) + SCORE_ROUNDINGS * u(fp32) * (largest score + softcap) + 2 * u(fp32) * |LSE|
 
@@ -104,7 +105,7 @@ def assert_within(got: Tensor, want: Tensor, allowed: Tensor | float, describe: 
 class _Eager:
     out: Tensor
     lse: Tensor
-    max_score: list[float]  # one a sequence: the largest |score| that a query sees
+    max_score: list[float]  # one a sequence: the largest score that a query sees, its terms added without their signs
     max_value: list[float]  # one a sequence: the largest |v| among the keys read
 
 
@@ -130,12 +131,14 @@ def _eager(kwargs: dict[str, Any], dtype: torch.dtype) -> _Eager:
         where = reference.locate(seq, keys, kv_lens, k_cache, page_table, cu_seqlens_k)
         k, v = (cache[where].to(dtype).repeat_interleave(group, dim=1).transpose(0, 1) for cache in (k_cache, v_cache))
         scores = (q[rows].transpose(0, 1) @ k.transpose(1, 2)) * scale
+        terms = (q[rows].transpose(0, 1).abs() @ k.transpose(1, 2).abs()) * abs(scale)
         if softcap > 0:
             scores = softcap * torch.tanh(scores / softcap)
         if slopes is not None:
             distance = (torch.arange(q_len, device=q.device)[:, None] + kv_len - q_len - keys).abs()
             scores = scores - slopes.to(dtype)[:, None, None] * distance.to(dtype)
-        max_score.append(float(scores.masked_fill(~sees, 0).abs().max()) if scores.numel() else 0.0)
+            terms = terms + (slopes.to(dtype)[:, None, None] * distance.to(dtype)).abs()
+        max_score.append(float(terms.masked_fill(~sees, 0).max()) if terms.numel() else 0.0)
         max_value.append(float(v.abs().max()) if v.numel() else 0.0)
         scores = scores.masked_fill(~sees, -torch.inf)
         if sinks is not None:
