@@ -35,7 +35,7 @@ _TIMES = {
     "64 x 5 queries at 4096": (263.3, 283.0, 300.2),
     "8 x 8 queries at 8192": (82.6, 93.3, 126.8),
 }
-_KEYS = ("flashinfer", "fa4")
+LABELS = {"flashinfer": "FlashInfer", "fa4": "FlashAttention-4"}
 
 
 def estimates(row: str, card: str, fa3_us: float) -> dict[str, float]:
@@ -43,4 +43,4 @@ def estimates(row: str, card: str, fa3_us: float) -> dict[str, float]:
     if CARD not in card or row not in _TIMES:
         return {}
     then, *others = _TIMES[row]
-    return {key: us * fa3_us / then for key, us in zip(_KEYS, others, strict=True)}
+    return {key: us * fa3_us / then for key, us in zip(LABELS, others, strict=True)}

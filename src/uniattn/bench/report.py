@@ -25,14 +25,18 @@ class Best:
 
 def best_peer(report: Report, row: Row) -> Best | None:
     """The fastest peer with a time, measured or estimated; None where no peer has one."""
-    measured = [(us, report.labels[key]) for key in report.peers() if (us := row.us(key)) is not None]
-    best = Best(*min(measured), estimated=False) if measured else None
+    measured = [Best(us, report.labels[key], False) for key in report.peers() if (us := row.us(key)) is not None]
+    estimated = [Best(us, recorded.LABELS[key], True) for key, us in estimates(report, row).items()]
+    return min([*measured, *estimated], key=lambda best: best.us, default=None)
+
+
+def estimates(report: Report, row: Row) -> dict[str, float]:
+    """Microseconds of recorded peers on `row`, by key, where FlashAttention-3 was measured and they were not."""
     scale = row.us(recorded.SCALED_BY)
-    if scale is not None:
-        for key, us in recorded.estimates(row.name, report.facts.get("card", ""), scale).items():
-            if row.us(key) is None and best is not None and us < best.us:
-                best = Best(us, {"flashinfer": "FlashInfer", "fa4": "FlashAttention-4"}[key], estimated=True)
-    return best
+    if scale is None:
+        return {}
+    found = recorded.estimates(row.name, report.facts.get("card", ""), scale)
+    return {key: us for key, us in found.items() if row.us(key) is None}
 
 
 def ratio(report: Report, row: Row) -> float | None:

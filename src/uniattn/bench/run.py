@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +48,7 @@ def run(
     with torch.inference_mode(), torch.cuda.device(torch.cuda.current_device()):
         timer = Timer()
         for w in _progress(workloads, quiet):
-            report.rows.append(measure(w, providers, peaks, timer, rounds))
+            report.rows.append(_measure_or_tell(w, providers, peaks, timer, rounds))
         for provider in providers:
             host = _host(provider)
             if host is not None:
@@ -55,13 +56,29 @@ def run(
     return report
 
 
-def measure(w: Workload, providers: Sequence[Provider], peaks: Peaks, timer: Timer, rounds: int) -> Row:
-    """One row. A provider that fails, or whose output is wrong, gets no time; the others go on."""
+def _measure_or_tell(w: Workload, providers: Sequence[Provider], peaks: Peaks, timer: Timer, rounds: int) -> Row:
+    """One row. One that cannot be built, checked or timed at all (too little memory) must not take the rows before it along."""
+    row = empty_row(w, peaks)
+    try:
+        measure(row, w, providers, timer, rounds)
+    except Exception as error:
+        row.results = {provider.key: Result(f"failed: {reason(error)}") for provider in providers}
+    return row
+
+
+def empty_row(w: Workload, peaks: Peaks) -> Row:
+    """The row of `w` before anything has run."""
     least = cost(w)
-    row = Row(w.name, w.group, w.shape(), w.runs(), least.flops, least.bytes, least.floor_us(peaks), w.x)
+    return Row(w.name, w.group, w.shape(), w.runs(), least.flops, least.bytes, least.floor_us(peaks), w.x)
+
+
+def measure(row: Row, w: Workload, providers: Sequence[Provider], timer: Timer, rounds: int) -> None:
+    """Fill in `row`. A provider that fails, or whose output is wrong, gets no time; the others go on."""
     batch = batches.build(w, "cuda")
     checker = Checker(batch, SAMPLES if w.x is None else SWEEP_SAMPLES)
     captured: dict[str, Captured] = {}
+    # Graphs hold addresses, not tensors: what a call writes to must live until the last replay.
+    alive: list[Prepared] = []
     for provider in providers:
         result = row.results[provider.key] = Result()
         lacks = provider.covers(w)
@@ -70,6 +87,7 @@ def measure(w: Workload, providers: Sequence[Provider], peaks: Peaks, timer: Tim
             continue
         try:
             prepared = provider.prepare(batch)
+            alive.append(prepared)
             verdict = checker.verdict(prepared.run())
             result.relative_error, result.max_error = verdict.relative, verdict.largest
             result.error_of_allowed = verdict.of_allowed
@@ -88,8 +106,7 @@ def measure(w: Workload, providers: Sequence[Provider], peaks: Peaks, timer: Tim
     for key, result in row.results.items():
         result.rounds_us = times.get(key, [])
         plan_rounds = times.get(f"{key} plan")
-        result.plan_us = min(plan_rounds) if plan_rounds else None
-    return row
+        result.plan_us = statistics.median(plan_rounds) if plan_rounds else None
 
 
 def _captured_plan(timer: Timer, prepared: Prepared) -> Captured | None:
