@@ -83,10 +83,10 @@ def attend(
             k_cache.shape[0] if page_table is None else page_table.shape[1] * page_size,
             num_tokens, num_seqs, tiles, num_kv_heads, p.num_splits, window_left, window_right, scale, cap,
             CAUSAL=causal, HEAD_DIM=head_dim, V_HEAD_DIM=v_head_dim, D0=d0, D1=d1, DV=next_power_of_2(max(16, v_head_dim)),
-            GROUP=group, PAGE_SIZE=page_size, HAS_WINDOW=window_left != UNBOUNDED, HAS_SOFTCAP=has_softcap,
-            UPCAST=interpreted() and q.dtype == torch.bfloat16, BLOCK_M=p.block_m, BLOCK_N=p.block_n, NUM_STAGES=p.num_stages,
-            SMALL_M=p.small_m, SMALL_N=p.small_n, SMALL_STAGES=p.small_stages, BULK=p.bulk, HEADS_FIRST=p.block_m == 16,
-            MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT, num_warps=p.num_warps,
+            GROUP=group, PAGE_SIZE=page_size, SAME_STRIDES=k_strides == v_strides, HAS_WINDOW=window_left != UNBOUNDED,
+            HAS_SOFTCAP=has_softcap, UPCAST=interpreted() and q.dtype == torch.bfloat16, BLOCK_M=p.block_m, BLOCK_N=p.block_n,
+            NUM_STAGES=p.num_stages, SMALL_M=p.small_m, SMALL_N=p.small_n, SMALL_STAGES=p.small_stages, BULK=p.bulk,
+            HEADS_FIRST=p.block_m == 16, MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT, num_warps=p.num_warps,
         )  # fmt: skip
     if p.num_splits > 1:
         assert partial_lse is not None
