@@ -60,9 +60,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "bench",
         help="time uniattn beside its peers on this GPU",
-        description="Times uniattn beside every peer that can be imported, on named batches, in one run: same caches with shuffled "
-        "pages, CUDA graph replay with the L2 cache flushed, alternating rounds. Each output is checked against float64 first; one "
-        "that is wrong gets no time, and the exit status is 1 where it is uniattn's.",
+        description="Times uniattn beside every peer that can be imported, on named batches, in one run: same caches with "
+        "shuffled pages, CUDA graph replay with the L2 cache flushed, alternating rounds. Each output is checked against float64 "
+        "first; one that is wrong gets no time, and the exit status is 1 where it is uniattn's.",
     )
     what = parser.add_argument_group("what to run (default: the table of named batches)")
     what.add_argument(
@@ -73,7 +73,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
         "--batch", action="append", default=[], metavar="SPECS", help="batches as 2q1k_32q1s1k (2 prefills of 1024 tokens and 32 "
         "decodes over 1024), comma-separated; may be repeated",
     )  # fmt: skip
-    what.add_argument("--trace", type=Path, metavar="FILE", help="steps of a scheduler that serves the requests of a CSV or JSONL trace")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="steps of a scheduler serving a CSV or JSONL trace of requests")
     what.add_argument("--sweep", action="store_true", help="batch 1-64, query length 1-16, context 512-128k, to find cliffs")
     what.add_argument("--load", type=Path, metavar="FILE.json", help="run nothing: show a saved run; needs no GPU")
     what.add_argument("--list", action="store_true", help="print the named batches with their floors and stop; needs no GPU")
@@ -89,16 +89,16 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     trace.add_argument("--requests", type=_positive, default=200, metavar="N", help="requests to serve (default: the first 200)")
     trace.add_argument("--token-budget", type=_positive, default=8192, metavar="N", help="query tokens a step (default: 8192)")
     how = parser.add_argument_group("how")
-    how.add_argument("--providers", metavar="KEYS", help="comma-separated, of those that --list names (default: all that can run)")
+    how.add_argument("--providers", metavar="KEYS", help="comma-separated, of those that --list names (default: all that run)")
     how.add_argument("--fa3", type=Path, metavar="PATH", help="vLLM's FlashAttention-3 library, _vllm_fa3_C.abi3.so; also "
                      "UNIATTN_FA3_SO")  # fmt: skip
-    how.add_argument("--vllm-kernel", type=Path, metavar="PATH", help="vLLM's triton_unified_attention.py, its helpers beside it")
+    how.add_argument("--vllm-kernel", type=Path, metavar="PATH", help="vLLM's triton_unified_attention.py, helpers beside it")
     how.add_argument("--rounds", type=_positive, default=3, metavar="N", help="alternating rounds (default: 3)")
-    how.add_argument("--measure-peaks", action="store_true", help="measure this card's peaks for the floors, even if they are known")
+    how.add_argument("--measure-peaks", action="store_true", help="measure this card's peaks, even if they are known")
     results = parser.add_argument_group("results")
     results.add_argument("--save", type=Path, metavar="FILE.json", help="write every round's times, versions and the card")
     results.add_argument("--html", type=Path, metavar="FILE.html", help="write one self-contained page with plots")
-    results.add_argument("--compare", type=Path, metavar="OLD.json", help="tell what moved by more than the spread since a saved run")
+    results.add_argument("--compare", type=Path, metavar="OLD.json", help="tell what moved by more than the spread")
     parser.set_defaults(run=_run_bench)
 
 

@@ -32,10 +32,7 @@ def run(options: Namespace) -> bool:
     for name in ("save", "html"):
         _require_folder(f"--{name}", getattr(options, name))
     old = _or_argument_error("--compare", records.load, options.compare) if options.compare else None
-    if options.load:
-        result = _or_argument_error("--load", records.load, options.load)
-    else:
-        result = _measure(options, paths)
+    result = _or_argument_error("--load", records.load, options.load) if options.load else _measure(options, paths)
     moved = report.moves(old, result) if old is not None else None
     print(report.table(result))
     if options.save:
@@ -62,7 +59,7 @@ def chosen(options: Namespace, peaks: Peaks) -> list[Workload]:
         budget = dict(count=options.steps, num_requests=options.requests, token_budget=options.token_budget)
         asked += _or_argument_error("--trace", traces.workloads, options.trace, peaks, **budget, **shape)
     if options.sweep:
-        asked += _or_argument_error("--sweep", sweep.workloads, **shape)
+        asked += sweep.workloads(**shape)
     return asked
 
 
@@ -91,7 +88,8 @@ def _measure(options: Namespace, paths: providers.Paths) -> Report:
     running, missing = _or_argument_error("--providers", providers.select, keys, paths)
     if not running:
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
-        raise UnsupportedError("--providers", got=options.providers or "none that runs", limit="at least one must run here", fix=why)
+        got = options.providers or "none that runs"
+        raise UnsupportedError("--providers", got=got, limit="at least one must run here", fix=why)
     from uniattn.bench import run as runner
     from uniattn.bench import timing
 
@@ -135,4 +133,5 @@ def _or_argument_error(option: str, function: Any, *args: Any, **kwargs: Any) ->
     try:
         return function(*args, **kwargs)
     except (OSError, ValueError) as error:
-        raise ArgumentError(option, args[0] if args else "it", str(error), "see uniattn bench --help and --list") from error
+        got = ", ".join(map(str, args[0])) if isinstance(args[0], list) else args[0]
+        raise ArgumentError(option, got, str(error), "see uniattn bench --help and --list") from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from uniattn.bench import svg
+from uniattn.bench import recorded, svg
 from uniattn.bench.records import OURS, Report, Row
-from uniattn.bench.report import best_peer, cliffs, estimates, recorded, share_of_floor, us_text
+from uniattn.bench.report import best_peer, cliffs, estimates, share_of_floor, us_text
+from uniattn.bench.sweep import axis_of
 
 WIDTH = 1060
 _LABEL_WIDTH, _BAR, _GAP, _ROW_GAP = 300, 17, 3, 15
@@ -19,15 +20,15 @@ def color(key: str) -> str:
     return f"var(--p-{key})"
 
 
-def legend_labels(report: Report) -> dict[str, str]:
-    """Providers in the plots, key to label: those that ran, and recorded ones that are estimated on some row."""
+def estimated_labels(report: Report) -> dict[str, str]:
+    """Recorded providers that are estimated on some row, key to label."""
     guessed = {key for row in report.rows for key in estimates(report, row)}
-    return {**report.labels, **{k: f"{recorded.LABELS[k]} (recorded, scaled)" for k in recorded.LABELS if k in guessed}}
+    return {key: f"{label} (recorded, scaled)" for key, label in recorded.LABELS.items() if key in guessed}
 
 
 def bars(report: Report, rows: list[Row]) -> str:
     """Time of each provider on each row over the best peer's (over the floor where no peer has a time), the time at each bar."""
-    x0, x1 = _LABEL_WIDTH + 12, WIDTH - 96
+    x0, x1 = _LABEL_WIDTH + 12, WIDTH - 118
     parts: list[str] = []
     y = 26.0
     for row in rows:
@@ -40,7 +41,8 @@ def bars(report: Report, rows: list[Row]) -> str:
         below = f"floor {us_text(row.floor_us)} µs" + (f" · {share:.0%} of it reached" if share else "")
         parts.append(svg.text(_LABEL_WIDTH, y + height / 2 + 13, below, class_="sub", text_anchor="end"))
         for key, label, us, status in entries:
-            parts.append(_bar(key, label, us, status, unit, (x0, x1), y, f"{row.name}, {label}" + (spread if key == OURS else "")))
+            tip = f"{row.name}, {label}" + (spread if key == OURS else "")
+            parts.append(_bar(key, label, us, status, unit, (x0, x1), y, tip))
             y += _BAR + _GAP
         floor_x = x0 + min(row.floor_us / unit / _MAX_RATIO, 1) * (x1 - x0)
         tick = svg.line(floor_x, y - height - _GAP - 3, floor_x, y - _GAP + 3, class_="floor")
@@ -51,7 +53,8 @@ def bars(report: Report, rows: list[Row]) -> str:
     for ratio in (0.5, 1.0, 1.5, 2.0, 2.5):
         x = x0 + ratio / _MAX_RATIO * (x1 - x0)
         grid.append(svg.line(x, 18, x, height - 6, class_="one" if ratio == 1 else "grid"))
-        grid.append(svg.text(x, 11, f"{ratio:g}×", class_="tick", text_anchor="middle"))
+        words = "best peer" if ratio == 1 and any(best_peer(report, row) for row in rows) else f"{ratio:g}x"
+        grid.append(svg.text(x, 11, words, class_="tick", text_anchor="middle"))
     return svg.drawing(WIDTH, height, *grid, *parts, label="time of each provider over the best peer's")
 
 
@@ -74,7 +77,8 @@ def _bar(key: str, label: str, us: float | None, status: str, unit: float, span:
     x0, x1 = span
     middle = y + _BAR / 2 + 4
     if us is None:
-        return svg.element("g", svg.title(f"{tip}: {status}"), svg.text(x0 + 4, middle, f"{label}: {status.split(':')[0]}", class_="bad"))
+        words = svg.text(x0 + 4, middle, f"{label}: {status.split(':')[0]}", class_="bad")
+        return svg.element("g", svg.title(f"{tip}: {status}"), words)
     ratio = us / unit
     width = max(min(ratio / _MAX_RATIO, 1) * (x1 - x0), 1.5)
     guess = status == "estimated"
@@ -88,7 +92,7 @@ def _bar(key: str, label: str, us: float | None, status: str, unit: float, span:
         # A gap near the end says that the bar goes on.
         cut = f"M{x1 - 16:.1f},{y - 1:.1f} l6,{_BAR + 2} M{x1 - 11:.1f},{y - 1:.1f} l6,{_BAR + 2}"
         parts.append(svg.element("path", d=cut, class_="cut"))
-    number += f" ({ratio:.1f}×)" if ratio > _MAX_RATIO else ""
+    number += f" ({ratio:.1f}x)" if ratio > _MAX_RATIO else ""
     parts.append(svg.text(x0 + width + 6, middle, number, class_="value strong" if key == OURS else "value"))
     return svg.element("g", *parts)
 
@@ -111,7 +115,7 @@ def roofline(report: Report, rows: list[Row]) -> str:
     low, high = svg.padded(min(*intensities, ridge / 4), max(*intensities, ridge * 4))
     rates = [row.flops / us / 1e6 for row, _, us in points]
     bottom, top = min(rates) / 1.6, report.peak_flops / 1e12 * 1.5
-    x, y = svg.Log(low, high, 66, WIDTH - 20), svg.Log(bottom, top, height - 46, 16)
+    x, y = svg.Log(low, high, 66, WIDTH - 20), svg.Log(bottom, top, height - 46, 24)
     parts = _axes(x, y, height, "FLOPs a byte", "TFLOP/s")
     peak = report.peak_flops / 1e12
     start = max(low, bottom * 1e12 / report.peak_bytes)
@@ -124,8 +128,9 @@ def roofline(report: Report, rows: list[Row]) -> str:
     words = f"{report.peak_bytes / 1e12:.1f} TB/s"
     parts.append(svg.text(*at, words, class_="sub", transform=f"rotate({slope:.1f} {at[0]:.1f} {at[1]:.1f})"))
     for row, key, us in points:
-        rate, share = row.flops / us / 1e6, row.floor_us / us
-        tip = f"{row.name}, {report.labels[key]}: {us_text(us)} µs, {rate:,.1f} TFLOP/s, {row.bytes / us / 1e6:,.2f} TB/s, {share:.0%} of floor"
+        rate, bandwidth, share = row.flops / us / 1e6, row.bytes / us / 1e6, row.floor_us / us
+        tip = f"{row.name}, {report.labels[key]}: {us_text(us)} µs, {rate:,.1f} TFLOP/s, {bandwidth:.2f} TB/s"
+        tip += f", {share:.0%} of floor"
         kind = "mark ours" if key == OURS else "mark"
         parts.append(mark(shape_of(row.group), x(row.flops / row.bytes), y(rate), kind, key, tip))
     return svg.drawing(WIDTH, height, *parts, label="roofline: achieved arithmetic over arithmetic intensity")
@@ -154,7 +159,7 @@ def _axes(x: svg.Log, y: svg.Log, height: int, x_name: str, y_name: str, x_ticks
         parts.append(svg.line(x.begin, y(value), x.end, y(value), class_="grid"))
         parts.append(svg.text(x.begin - 7, y(value) + 4, svg.short(value), class_="tick", text_anchor="end"))
     parts.append(svg.text((x.begin + x.end) / 2, height - 6, x_name, class_="axis", text_anchor="middle"))
-    parts.append(svg.text(4, y.end - 2 if y.end > 14 else 12, y_name, class_="axis"))
+    parts.append(svg.text(4, 11, y_name, class_="axis"))
     return parts
 
 
@@ -168,8 +173,8 @@ def curve(report: Report, group: str) -> str:
     xs = [float(row.x or 1) for row in rows]
     x = svg.Log(*svg.padded(xs[0], xs[-1], 0.03), 44, width - 10)
     # Every plot starts at 1 us at least: below that lies nothing but a launch's time.
-    y = svg.Log(max(1.0, min(min(times), min(row.floor_us for row in rows)) / 1.3), max(times) * 1.3, height - 40, 22)
-    axis = group.removeprefix("sweep ").split(":")[0]
+    y = svg.Log(max(1.0, min(min(times), min(row.floor_us for row in rows)) / 1.3), max(times) * 1.3, height - 40, 26)
+    axis = axis_of(group)
     names = {"batch": "sequences", "query": "query tokens a sequence", "context": "KV tokens a sequence"}
     wanted = [float(v) for v in (1, 2, 4, 8, 16, 32, 64, 512, 2048, 8192, 32768, 131072) if xs[0] <= v <= xs[-1]]
     parts = _axes(x, y, height, names.get(axis, axis), "µs", wanted)
@@ -179,10 +184,10 @@ def curve(report: Report, group: str) -> str:
         points = [(x(value), y(us), us) for value, row in zip(xs, rows, strict=True) if (us := row.us(key))]
         kind = "curve ours" if key == OURS else "curve"
         parts.append(svg.polyline([(px, py) for px, py, _ in points], class_=kind, style=f"--c:{color(key)}"))
-        parts += [
-            svg.element("circle", svg.title(f"{report.labels[key]}: {us_text(us)} µs"), cx=px, cy=py, r=2.2 if key == OURS else 1.6,
-                        class_="dot", style=f"--c:{color(key)}") for px, py, us in points
-        ]  # fmt: skip
+        radius, style = 2.2 if key == OURS else 1.6, f"--c:{color(key)}"
+        for px, py, us in points:
+            tip = svg.title(f"{report.labels[key]}: {us_text(us)} µs")
+            parts.append(svg.element("circle", tip, cx=px, cy=py, r=radius, class_="dot", style=style))
     for cliff in cliffs(report):
         if cliff.group == group:
             us = cliff.after.us(OURS)

@@ -19,7 +19,8 @@ class Result:
     Attributes:
         status: `ok`, or why there is no time: `not covered: ...`, `wrong: ...`, `failed: ...`.
         rounds_us: device microseconds a call, one number a round; empty unless `ok`.
-        plan_us: device microseconds of what a step's layers share; None where there is nothing or it cannot be captured.
+        plan_us: device microseconds of what a step's layers share; None where there is nothing or no graph can hold it.
+        plan_failure: why no graph could hold it, where that was tried.
         relative_error: norm of the error over norm of the oracle's output, on the sampled tokens.
         max_error: largest error of an element.  error_of_allowed: largest error over what is allowed at its place.
     """
@@ -27,6 +28,7 @@ class Result:
     status: str = "ok"
     rounds_us: list[float] = field(default_factory=list)
     plan_us: float | None = None
+    plan_failure: str | None = None
     relative_error: float | None = None
     max_error: float | None = None
     error_of_allowed: float | None = None

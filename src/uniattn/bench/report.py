@@ -59,7 +59,7 @@ def geomean(values: Iterable[float | None]) -> float | None:
 
 def is_sweep(group: str) -> bool:
     """Is this group a curve of the sweep?"""
-    return group.startswith("sweep ")
+    return group.startswith(sweep.PREFIX)
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,9 @@ def table(report: Report) -> str:
     """The run as text: a table a group with its means, the cliffs, host times, failures and missing providers."""
     head = ["", "floor", *report.labels.values(), "spread", "of best peer", "of floor", "error"]
     lines: list[list[str]] = []
-    for group in report.groups():
-        rows = [row for row in report.rows if row.group == group]
+    named = [row for row in report.rows if not is_sweep(row.group)]
+    for group in dict.fromkeys(row.group for row in named):
+        rows = [row for row in named if row.group == group]
         lines.append([group])
         for row in rows:
             best, ours = best_peer(report, row), row.results.get(OURS)
@@ -169,15 +170,32 @@ def table(report: Report) -> str:
             _number(geomean(ratio(report, row) for row in rows), "{:.2f}") + " ",
             _number(geomean(share_of_floor(row) for row in rows), "{:.0%}"), "",
         ])  # fmt: skip
-    lines.append(["all rows, geometric mean", "", *("" for _ in report.labels), "",
-                  _number(geomean(ratio(report, row) for row in report.rows), "{:.2f}") + " ",
-                  _number(geomean(share_of_floor(row) for row in report.rows), "{:.0%}"), ""])  # fmt: skip
+    if named:
+        lines.append(["all rows, geometric mean", "", *("" for _ in report.labels), "",
+                      _number(geomean(ratio(report, row) for row in named), "{:.2f}") + " ",
+                      _number(geomean(share_of_floor(row) for row in named), "{:.0%}"), ""])  # fmt: skip
+    lines += _curves(report)
     widths = [max(len(line[i]) for line in [head, *lines] if i < len(line)) for i in range(len(head))]
     text = ["Microseconds; " + "; ".join(f"{name} {value}" for name, value in report.facts.items()), ""]
     for line in [head, *lines]:
         padded = [word.ljust(widths[i]) if i == 0 else word.rjust(widths[i]) for i, word in enumerate(line)]
         text.append("  ".join(padded).rstrip())
     return "\n".join([*text, "", *_notes(report)])
+
+
+def _curves(report: Report) -> list[list[str]]:
+    """A line a curve of the sweep: its points are for the page and the saved file."""
+    lines = []
+    for group in filter(is_sweep, report.groups()):
+        rows = [row for row in report.rows if row.group == group]
+        us = [[row.us(key) for row in rows] for key in report.labels]
+        ends = [" - ".join(us_text(f(there)) for f in (min, max)) if (there := [x for x in one if x]) else "-" for one in us]
+        errors = [r.relative_error for row in rows if (r := row.results.get(OURS)) and r.relative_error]
+        lines.append([
+            group, "", *ends, "", _number(geomean(ratio(report, row) for row in rows), "{:.2f}") + " ",
+            _number(geomean(share_of_floor(row) for row in rows), "{:.0%}"), _number(max(errors, default=None), "{:.1e}"),
+        ])  # fmt: skip
+    return lines
 
 
 def _against(report: Report, row: Row, key: str) -> float | None:
@@ -195,10 +213,16 @@ def _notes(report: Report) -> list[str]:
     plans = [us for row in report.rows if (r := row.results.get(OURS)) is not None and (us := r.plan_us) is not None]
     if plans:
         lines.append(f"uniattn's plan, on the device: at most {max(plans):.1f} us.")
+    lines += sorted({
+        f"{report.labels[key]}'s plan fits in no CUDA graph: {result.plan_failure}"
+        for row in report.rows for key, result in row.results.items() if result.plan_failure
+    })  # fmt: skip
     for key, host in report.host.items():
         parts = [f"{host.run_us:.1f} us"]
-        parts += [f"{host.unplanned_us:.1f} with its plan made in the call"] * (host.unplanned_us is not None)
-        parts += [f"{host.plan_us:.1f} the plan alone"] * (host.plan_us is not None)
+        if host.unplanned_us is not None:
+            parts.append(f"{host.unplanned_us:.1f} with its plan made in the call")
+        if host.plan_us is not None:
+            parts.append(f"{host.plan_us:.1f} the plan alone")
         lines.append(f"Host time of an eager call, {report.labels[key]}: {', '.join(parts)}.")
     if any(is_sweep(group) for group in report.groups()):
         found = cliffs(report)

@@ -72,9 +72,11 @@ def empty_row(w: Workload, peaks: Peaks) -> Row:
     return Row(w.name, w.group, w.shape(), w.runs(), least.flops, least.bytes, least.floor_us(peaks), w.x)
 
 
-def measure(row: Row, w: Workload, providers: Sequence[Provider], timer: Timer, rounds: int) -> None:
+def measure(
+    row: Row, w: Workload, providers: Sequence[Provider], timer: Timer, rounds: int, device: torch.device | str = "cuda"
+) -> None:
     """Fill in `row`. A provider that fails, or whose output is wrong, gets no time; the others go on."""
-    batch = batches.build(w, "cuda")
+    batch = batches.build(w, device)
     checker = Checker(batch, SAMPLES if w.x is None else SWEEP_SAMPLES)
     captured: dict[str, Captured] = {}
     # Graphs hold addresses, not tensors: what a call writes to must live until the last replay.
@@ -98,26 +100,16 @@ def measure(row: Row, w: Workload, providers: Sequence[Provider], timer: Timer, 
         except Exception as error:  # whatever a peer raises must not end the run
             result.status = f"failed: {reason(error)}"
             continue
-        if w.x is None and prepared.plan is not None:
-            plan = _captured_plan(timer, prepared)
-            if plan is not None:
-                captured[f"{provider.key} plan"] = plan
+        if w.x is None and prepared.plan is not None and not prepared.plan_waits:
+            try:
+                captured[f"{provider.key} plan"] = timer.capture(prepared.plan)
+            except Exception as error:
+                result.plan_failure = reason(error)
     times = timer.rounds(captured, rounds)
     for key, result in row.results.items():
         result.rounds_us = times.get(key, [])
         plan_rounds = times.get(f"{key} plan")
         result.plan_us = statistics.median(plan_rounds) if plan_rounds else None
-
-
-def _captured_plan(timer: Timer, prepared: Prepared) -> Captured | None:
-    """The plan in a graph; None for a plan that waits for the host (FlashInfer's does)."""
-    assert prepared.plan is not None
-    try:
-        prepared.plan()
-        return timer.capture(prepared.plan)
-    except Exception:
-        torch.cuda.synchronize()
-        return None
 
 
 def _host(provider: Provider) -> Host | None:

@@ -55,9 +55,10 @@ class Log:
         return self.begin + share * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Powers of ten inside; with fewer than three of them, 2 and 5 times these as well."""
+        """Powers of ten inside; where these are fewer than three, multiples of them as well."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        for steps in ((1,), (1, 2, 5)):
+        found: list[float] = []
+        for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
             found = [s * 10.0**e for e in range(first, last + 1) for s in steps if self.low <= s * 10.0**e <= self.high * 1.0001]
             if len(found) >= 3:
                 break

@@ -13,27 +13,41 @@ BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 6
 QUERIES = tuple(range(1, 17))
 CONTEXTS = tuple(sorted([512 << i for i in range(9)] + [768 << i for i in range(8)]))
 AXES = ("batch", "query", "context")
+PREFIX = "sweep "
 
 SLACK = 1.3
 
 
 def group(axis: str, base: tuple[int, int, int]) -> str:
-    """Name of one curve; what the axis varies reads as `*`."""
-    num_seqs, q_len, kv_len = ("*" if name == axis else value for name, value in zip(AXES, base, strict=True))
-    return f"sweep {axis}: {num_seqs} x {q_len} at {kv_len}"
+    """Name of one curve: what varies, then what stays."""
+    num_seqs, q_len, kv_len = base
+    fixed = {
+        "batch": f"{num_seqs} sequence{'s' * (num_seqs > 1)}",
+        "query": f"{q_len} quer{'ies' if q_len > 1 else 'y'}",
+        "context": f"{kv_len} KV",
+    }
+    return f"{PREFIX}{axis}: {', '.join(words for name, words in fixed.items() if name != axis)}"
+
+
+def axis_of(curve: str) -> str:
+    """The axis that a curve of this name runs along."""
+    return curve.removeprefix(PREFIX).split(":")[0]
 
 
 def workloads(**shape: object) -> list[Workload]:
-    """All points of all curves; `shape` holds other fields of `Workload`. A point on three curves is three rows."""
-    rows = []
+    """All points of all curves; `shape` holds other fields of `Workload`. A point on three curves is three rows.
+
+    Bases that differ in one axis only share the curve along it, which comes once.
+    """
+    rows: dict[str, Workload] = {}
     for base in BASES:
         for axis, values in zip(AXES, (BATCHES, QUERIES, CONTEXTS), strict=True):
             for value in values:
                 num_seqs, q_len, kv_len = (value if name == axis else at for name, at in zip(AXES, base, strict=True))
                 curve = group(axis, base)
-                lengths = ((q_len, kv_len),) * num_seqs
-                rows.append(Workload(f"{curve}, {axis} {value}", curve, lengths, x=value, **shape))  # type: ignore[arg-type]
-    return rows
+                name, lengths = f"{curve}, {axis} {value}", ((q_len, kv_len),) * num_seqs
+                rows[name] = Workload(name, curve, lengths, x=value, **shape)  # type: ignore[arg-type]
+    return list(rows.values())
 
 
 def is_cliff(us: float, next_us: float, floor_us: float, next_floor_us: float) -> bool:

@@ -35,11 +35,13 @@ class Prepared:
             poisoned with NaN before the first call, or a new tensor where the provider takes none.
         plan: makes what the layers of a step share; None where there is nothing.
         unplanned: attention that makes its plan itself; None where `run` is that already.
+        plan_waits: the plan waits for the device, so that no graph can hold it.
     """
 
     run: Callable[[], Tensor]
     plan: Callable[[], object] | None = None
     unplanned: Callable[[], Tensor] | None = None
+    plan_waits: bool = False
 
 
 class Provider(ABC):

@@ -50,4 +50,4 @@ class FlashInfer(Provider):
             return out
 
         plan()
-        return Prepared(run, plan)
+        return Prepared(run, plan, plan_waits=True)
