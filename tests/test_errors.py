@@ -49,6 +49,7 @@ def contiguous(**changes):
 @pytest.fixture
 def no_op(monkeypatch):
     """Make every way to a kernel fail the test."""
+
     def reached(*args, **kwargs):
         pytest.fail("a wrong call reached the op")
 
@@ -218,7 +219,9 @@ def test_out_overlaps(name, no_op):
         call[name] = buffer[: call[name].numel()].view_as(call[name])
         call["out"] = buffer.view(T, HQ, D)
     before = call["out"].clone()
-    with pytest.raises(ArgumentError, match=rf"out: got memory that {name} also uses; .*must not overlap; pass a buffer of its own"):
+    with pytest.raises(
+        ArgumentError, match=rf"out: got memory that {name} also uses; .*must not overlap; pass a buffer of its own"
+    ):
         uniattn.attention(**call)
     assert torch.equal(call["out"], before)
 
@@ -260,7 +263,11 @@ MERGE = [
     ("outs-type", {"outs": None}, ["outs: got NoneType", "list of tensors"]),
     ("outs-empty", {"outs": [], "lses": []}, ["outs: got list []", "at least one part"]),
     ("outs-rank", {"outs": torch.randn(2, T, DV)}, ["outs: got float32 tensor [2, 7, 8]", "4 dims"]),
-    ("outs-part", {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, D)]}, ["outs[1]: got float32 tensor [7, 4, 16]", "like outs[0]"]),
+    (
+        "outs-part",
+        {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, D)]},
+        ["outs[1]: got float32 tensor [7, 4, 16]", "like outs[0]"],
+    ),
     ("outs-dtype", {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, DV).half()]}, ["outs[1]: got float16", "like outs[0]"]),
     ("outs-device", {"outs": [torch.randn(T, HQ, DV), meta(T, HQ, DV)]}, ["outs[1]: got", "on meta"]),
     ("outs-grad", {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, DV, requires_grad=True)]}, ["outs: got requires_grad"]),

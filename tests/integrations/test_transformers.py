@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, batched, eager, gemma2, gpt_oss, llama, make_model, make_prompts, mistral, qwen3_windows
 from transformers import AttentionInterface, CompileConfig
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 
 from uniattn import UnsupportedError
 from uniattn.integrations import transformers as integration
@@ -55,16 +56,27 @@ def test_shared_prefixes():
 
 
 @pytest.mark.parametrize("make_config", [llama, mistral, gemma2, gpt_oss])
-def test_padded_steps_compiled(make_config):
+def test_padded_steps_compiled(make_config, monkeypatch):
     """With a compiled forward the engine pads every step: plateaus in the cumulative lengths, and slots in its trash blocks.
 
     The compiler's frontend alone (`backend="eager"`) traces the whole model, without a graph break.
     """
     model, prompts = make_model(make_config()), make_prompts([5, 40, 1])
+    get_model_kwargs = ContinuousBatchingIOs.get_model_kwargs
+    num_padding = []  # (tokens, sequences) of each step
+
+    def noted(self, *args, **options):
+        engine = get_model_kwargs(self, *args, **options)
+        cu_seqlens_q = engine["cu_seq_lens_q"]
+        num_padding.append((engine["input_ids"].numel() - int(cu_seqlens_q[-1]), int((cu_seqlens_q.diff() == 0).sum())))
+        return engine
+
+    monkeypatch.setattr(ContinuousBatchingIOs, "get_model_kwargs", noted)
     torch._dynamo.reset()
     compiled = CompileConfig(backend="eager", mode=None, fullgraph=True, dynamic=None)
-    got = batched(model, prompts, 6, max_batch_tokens=24, varlen_compile_config=compiled)
+    got = batched(model, prompts, 6, max_batch_tokens=24, max_requests_per_batch=6, varlen_compile_config=compiled)
     assert got == eager(model, prompts, 6)
+    assert any(tokens > 0 and sequences > 0 for tokens, sequences in num_padding)
 
 
 @pytest.mark.parametrize("make_config", [llama, gemma2, gpt_oss])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from uniattn.demo import engine, prompts
-from uniattn.demo.load import Loaded, find_model, import_libraries, load, progress_bar
+from uniattn.demo.loading import Loaded, find_model, import_libraries, load, progress_bar
 from uniattn.demo.prompts import Prompt
 from uniattn.errors import ArgumentError, UnsupportedError
 

@@ -80,8 +80,8 @@ def load(path: Path, device: Any) -> Loaded:
             with bar.stage("weights", 65):
                 model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, attn_implementation="eager")
                 model = model.to(device).eval()
-        except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:  # for a file that it does not understand, transformers raises just about anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UnsupportedError(
                 "--model",
                 got=f"{path}, which does not load ({reason[:300]})",
@@ -142,7 +142,7 @@ class _LoadingBar:
     def _move(self, part: float) -> None:
         """Move to `part` of the current stage, 0 to 1; never backwards."""
         if part > self._at:
-            self._bar.update(self._share * (part - self._at))
+            self._bar.update(min(self._share * (part - self._at), self._bar.total - self._bar.n))
             self._at = part
 
     def _take_over(self, factory: Callable | None, args: tuple, options: dict[str, Any]) -> Iterable:
