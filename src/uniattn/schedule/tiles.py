@@ -1,8 +1,6 @@
 """Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
 
-from dataclasses import dataclass
-
-from uniattn.schedule.split import cdiv
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,7 +8,9 @@ class Tiles:
     """One launch configuration of the portable kernel.
 
     `block_m` rows (query tokens x group) by `block_n` KV tokens a step; `small_m` > 0 adds the small-tile loop for
-    sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones.
+    sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones;
+    `programs_per_sm` is how many live on an SM at once; `heads_first` runs a sequence's heads together;
+    `item_overhead` is what starting an item and writing its partial costs, in KV tokens.
     """
 
     block_m: int
@@ -21,6 +21,9 @@ class Tiles:
     small_n: int = 0
     small_stages: int = 0
     bulk: bool = True
+    programs_per_sm: int = 1
+    heads_first: bool = False
+    item_overhead: int = 256
 
 
 def dim_parts(head_dim: int) -> tuple[int, int]:
@@ -35,6 +38,11 @@ def dim_parts(head_dim: int) -> tuple[int, int]:
         return first, 0
     rest = next_power_of_2(max(16, head_dim - first))
     return (2 * first, 0) if rest >= first else (first, rest)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
@@ -57,12 +65,12 @@ def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit:
     d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
-        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, bulk=False)
+        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
     elif rows <= 16:
         # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
-        tiles = Tiles(16, 32 if d <= 256 else 16, 5, 4, bulk=False)
+        tiles = Tiles(16, 32 if d <= 256 else 16, 7, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
     elif rows <= 64 or d > 256:
-        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5)
+        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, True, 2 if d <= 128 else 1, rows <= 64)
     else:
         tiles = Tiles(128, 64 if d <= 128 else 32, 5, 8, 16, 64 if d <= 128 else 32, 5)
     return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
@@ -85,7 +93,7 @@ def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: in
 
     block_n, stages = shrink(t.block_m, t.block_n, t.num_stages)
     small_n, small_stages = shrink(t.small_m, t.small_n, t.small_stages) if t.small_m else (0, 0)
-    return Tiles(t.block_m, block_n, stages, t.num_warps, t.small_m, small_n, small_stages, t.bulk)
+    return replace(t, block_n=block_n, num_stages=stages, small_n=small_n, small_stages=small_stages)
 
 
 def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:

@@ -10,11 +10,13 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_range(first_pos, last_pos, left, right, readable):
+def tile_range(kv_len, q_len, first_row, left, right, readable, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """`(begin, full_begin, full_end, end)`: some row sees `[begin, end)`, every row sees `[full_begin, full_end)`.
 
-    `first_pos` and `last_pos` are the positions of the tile's first and last query token, `readable` the KV tokens that exist.
+    For the BLOCK_M query rows from `first_row` on; `readable` is the KV tokens that exist.
     """
+    first_pos = kv_len - q_len + first_row // GROUP
+    last_pos = kv_len - q_len + tl.minimum((first_row + BLOCK_M - 1) // GROUP, q_len - 1)
     begin = tl.maximum(first_pos - left, 0)
     end = tl.minimum(last_pos + right + 1, readable)
     full_begin = tl.maximum(last_pos - left, 0)
@@ -23,15 +25,15 @@ def tile_range(first_pos, last_pos, left, right, readable):
 
 
 @triton.jit
-def split_range(begin, end, split, num_splits, BLOCK_N: tl.constexpr, MIN_BLOCKS: tl.constexpr):
-    """The part `split` of `[begin, end)` in whole blocks of BLOCK_N; late parts may be empty, none is shorter than MIN_BLOCKS."""
+def piece_range(begin, end, piece, num_pieces, BLOCK_N: tl.constexpr):
+    """Piece `piece` of `[begin, end)` cut into `num_pieces` as equal as whole blocks of BLOCK_N allow; maybe empty."""
     num_blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
-    blocks_each = tl.maximum(tl.cdiv(num_blocks, num_splits), MIN_BLOCKS)
-    split_begin = begin + split * blocks_each * BLOCK_N
-    return split_begin, tl.minimum(split_begin + blocks_each * BLOCK_N, end)
+    first = num_blocks * piece // num_pieces
+    last = num_blocks * (piece + 1) // num_pieces
+    return begin + first * BLOCK_N, tl.minimum(begin + last * BLOCK_N, end)
 
 
 @triton.jit
 def visible(pos, kv, left, right):
-    """Mask `[rows, tokens]`: whether the query at `pos` sees KV token `kv`; the caller bounds `kv` by the sequence's length."""
-    return (kv[None, :] >= pos[:, None] - left) & (kv[None, :] <= pos[:, None] + right)
+    """Whether the query at `pos` sees KV token `kv`, broadcast; the caller bounds `kv` by the sequence's length."""
+    return (kv >= pos - left) & (kv <= pos + right)

@@ -1,0 +1,88 @@
+"""`UNIATTN_BACKEND` really chooses: the path asked for runs, and no other does."""
+
+import sys
+
+import pytest
+import torch
+
+import uniattn
+from uniattn.testing import make_batch
+
+
+class Ran(Exception):
+    """Raised in place of a kernel or a path, to prove that it was reached."""
+
+
+class Raises:
+    """Stands for a Triton kernel: `kernel[grid](...)`."""
+
+    def __getitem__(self, grid):
+        raise Ran
+
+
+def raises(*args, **kwargs):
+    raise Ran
+
+
+def calls(device="cpu"):
+    """Each public function with valid arguments, as a call without arguments."""
+    batch = make_batch([(1, 5)], head_dim=16, device=device)
+    k = torch.zeros(1, 1, 16, device=device)
+    outs, lses = torch.zeros(2, 1, 1, 8, device=device), torch.zeros(2, 1, 1, device=device)
+    return {
+        "attend": lambda: uniattn.attention(**batch.kwargs()),
+        "merge": lambda: uniattn.merge_states(outs, lses),
+        "write_kv": lambda: uniattn.write_kv(
+            k, k, batch.k_cache, batch.v_cache, torch.zeros(1, dtype=torch.int64, device=device)
+        ),
+    }
+
+
+@pytest.mark.parametrize("function", ["attend", "merge", "write_kv"])
+def test_the_chosen_path_runs_and_no_other(backend, function, monkeypatch):
+    call = calls(backend.device)[function]
+    call()
+    if backend.is_kernel:
+        with monkeypatch.context() as broken:
+            broken.setattr(f"uniattn.kernels.eager.{function}", raises)
+            call()
+        monkeypatch.setattr(sys.modules[f"uniattn.launch.{function}"], f"{function}_kernel", Raises())
+    else:
+        monkeypatch.setattr(f"uniattn.kernels.eager.{function}", raises)
+    with pytest.raises(Ran):
+        call()
+
+
+@pytest.mark.parametrize("value", [None, "auto"])
+@pytest.mark.parametrize("function", ["attend", "merge", "write_kv"])
+def test_cpu_tensors_take_the_reference_path_by_default(function, value, monkeypatch):
+    if value is None:
+        monkeypatch.delenv("UNIATTN_BACKEND", raising=False)
+    else:
+        monkeypatch.setenv("UNIATTN_BACKEND", value)
+    monkeypatch.setattr(f"uniattn.kernels.eager.{function}", raises)
+    with pytest.raises(Ran):
+        calls()[function]()
+
+
+@pytest.mark.gpu
+def test_gpu_tensors_take_the_kernel_by_default(monkeypatch):
+    monkeypatch.delenv("UNIATTN_BACKEND", raising=False)
+    calls("cuda")["attend"]()
+    monkeypatch.setattr(sys.modules["uniattn.launch.attend"], "attend_kernel", Raises())
+    with pytest.raises(Ran):
+        calls("cuda")["attend"]()
+
+
+def test_triton_on_cpu_tensors_needs_the_interpreter(monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(uniattn.UnsupportedError, match=r"UNIATTN_BACKEND.*TRITON_INTERPRET=1"):
+        calls()["attend"]()
+
+
+@pytest.mark.parametrize("value", ["cuda", "", "Triton"])
+def test_unknown_backends_are_refused(value, monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", value)
+    with pytest.raises(uniattn.UnsupportedError, match="UNIATTN_BACKEND"):
+        calls()["attend"]()

@@ -1,0 +1,122 @@
+"""Wrong arguments of `merge_states` and `write_kv`, beside right ones."""
+# ruff: noqa: E501 -- tables, one case a line
+
+import pytest
+import torch
+from error_tools import DV, HKV, HQ, PAGE_SIZE, PAGES, POISON, D, T, forbid_ops, meta, strided
+
+import uniattn
+from uniattn import ArgumentError, UniattnError
+
+
+@pytest.fixture
+def no_op(monkeypatch):
+    forbid_ops(monkeypatch)
+
+
+def merged(**changes):
+    parts = {"outs": [torch.randn(T, HQ, DV) for _ in range(2)], "lses": [torch.randn(HQ, T) for _ in range(2)]}
+    return {**parts, **changes}
+
+
+MERGE = [
+    ("outs-type", {"outs": None}, ["outs: got NoneType", "list of tensors"]),
+    ("outs-empty", {"outs": [], "lses": []}, ["outs: got list []", "at least one part"]),
+    ("outs-rank", {"outs": torch.randn(2, T, DV)}, ["outs: got float32 tensor [2, 7, 8]", "4 dims"]),
+    (
+        "outs-part",
+        {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, D)]},
+        ["outs[1]: got float32 tensor [7, 4, 16]", "like outs[0]"],
+    ),
+    ("outs-dtype", {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, DV).half()]}, ["outs[1]: got float16", "like outs[0]"]),
+    ("outs-device", {"outs": [torch.randn(T, HQ, DV), meta(T, HQ, DV)]}, ["outs[1]: got", "on meta"]),
+    ("outs-grad", {"outs": [torch.randn(T, HQ, DV), torch.randn(T, HQ, DV, requires_grad=True)]}, ["outs: got requires_grad"]),
+    ("lses-count", {"lses": [torch.randn(HQ, T)]}, ["lses: got 1 parts", "2 parts"]),
+    ("lses-dtype", {"lses": torch.randn(2, HQ, T).half()}, ["lses: got float16", "float32"]),
+    ("lses-shape", {"lses": torch.randn(2, T, HQ)}, ["lses: got float32 tensor [7, 4]", "= [4, 7]", "transpose"]),
+    ("lses-part", {"lses": [torch.randn(HQ, T), torch.randn(T, HQ)]}, ["lses[1]: got float32 tensor [7, 4]", "= [4, 7]"]),
+    ("lses-device", {"lses": [torch.randn(HQ, T), meta(HQ, T)]}, ["lses[1]: got", "on meta"]),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), [pytest.param(*c[1:], id=c[0]) for c in MERGE])
+def test_merge_states(wrong, words, no_op):
+    with pytest.raises(ArgumentError) as error:
+        uniattn.merge_states(**merged(**wrong))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_merge_states_right():
+    call = merged()
+    from_lists = uniattn.merge_states(**call)
+    stacked = uniattn.merge_states(torch.stack(call["outs"]), torch.stack(call["lses"]))
+    assert all(torch.equal(a, b) for a, b in zip(from_lists, stacked, strict=True))
+
+
+def written(**changes):
+    call = {
+        "k": torch.randn(T, HKV, D),
+        "v": torch.randn(T, HKV, DV),
+        "k_cache": torch.full((PAGES, PAGE_SIZE, HKV, D), POISON),
+        "v_cache": torch.full((PAGES, PAGE_SIZE, HKV, DV), POISON),
+        "slot_mapping": torch.arange(T),
+    }
+    return {**call, **changes}
+
+
+WRITE = [
+    ("k-rank", {"k": torch.randn(T, D)}, {}, ["k: got float32 tensor [7, 16]", "3 dims"]),
+    ("k-heads", {"k": torch.randn(T, 1, D), "v": torch.randn(T, 1, DV)}, {}, ["k: got shape [7, 1, 16]", "[2, 16]"]),
+    ("k-dim", {"k": torch.randn(T, HKV, 8)}, {}, ["k: got shape [7, 2, 8]", "[2, 16]"]),
+    ("k-grad", {"k": torch.randn(T, HKV, D, requires_grad=True)}, {}, ["k: got requires_grad", "torch.no_grad()"]),
+    ("v-type", {"v": 1}, {}, ["v: got int 1", "tensor [num_tokens"]),
+    ("v-tokens", {"v": torch.randn(6, HKV, DV)}, {}, ["v: got shape [6, 2, 8]", "[7, 2]"]),
+    ("v-dim", {"v": torch.randn(T, HKV, D)}, {}, ["v: got shape [7, 2, 16]", "[2, 8]"]),
+    ("v-dtype", {"v": torch.randn(T, HKV, DV).half()}, {}, ["v: got float16", "k's, torch.float32"]),
+    ("k-cache-rank", {"k_cache": torch.randn(24, HKV, D)}, {}, ["k_cache: got float32 tensor [24, 2, 16]", "4 dims"]),
+    ("k-cache-fp8", {"k_cache": torch.ones(PAGES, PAGE_SIZE, HKV, D).to(torch.float8_e4m3fn)}, {}, ["k_cache: got float8_e4m3fn"]),
+    ("k-cache-device", {"k_cache": meta(PAGES, PAGE_SIZE, HKV, D)}, {}, ["k_cache: got", "on meta"]),
+    ("k-cache-expanded", {"k_cache": torch.full((1, PAGE_SIZE, HKV, D), POISON).expand(PAGES, -1, -1, -1)}, {}, ["different addresses"]),
+    ("v-cache-pages", {"v_cache": torch.full((5, PAGE_SIZE, HKV, DV), POISON)}, {}, ["v_cache: got shape [5, 4, 2, 8]", "[6, 4]"]),
+    ("v-cache-stride", {"v_cache": strided(PAGES, PAGE_SIZE, HKV, DV)}, {}, ["v_cache: got strides"]),
+    ("slots-list", {"slot_mapping": list(range(T))}, {}, ["slot_mapping: got list", "int32 or int64", "torch.int64"]),
+    ("slots-dtype", {"slot_mapping": torch.arange(T).float()}, {"slot_mapping": torch.arange(T).int()}, ["slot_mapping: got float32"]),
+    ("slots-shape", {"slot_mapping": torch.arange(6)}, {}, ["slot_mapping: got int64 tensor [6]", "[num_tokens] = [7]", "-1"]),
+    ("slots-device", {"slot_mapping": meta(T, dtype=torch.int64)}, {}, ["slot_mapping: got", "on meta"]),
+    ("slots-stride", {"slot_mapping": torch.arange(2 * T)[::2]}, {}, ["slot_mapping: got strides [2]"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "words"), [pytest.param(c[1], c[3], id=c[0]) for c in WRITE])
+def test_write_kv(wrong, words, no_op):
+    call = written(**wrong)
+    with pytest.raises(UniattnError) as error:
+        uniattn.write_kv(**call)
+    for word in words:
+        assert word in str(error.value)
+    for name in ("k_cache", "v_cache"):
+        if name not in wrong:
+            assert (call[name] == POISON).all()
+
+
+@pytest.mark.parametrize("right", [pytest.param(c[2], id=c[0]) for c in WRITE if c[2]] + [pytest.param({}, id="base")])
+def test_write_kv_right(right):
+    call = written(**right)
+    uniattn.write_kv(**call)
+    assert torch.equal(call["k_cache"].flatten(0, 1)[:T], call["k"])
+    assert torch.equal(call["v_cache"].flatten(0, 1)[:T], call["v"])
+    assert (call["k_cache"].flatten(0, 1)[T:] == POISON).all()
+
+
+def test_write_kv_from_its_own_cache(no_op):
+    call = written()
+    call["k"] = call["k_cache"].flatten(0, 1)[:T]
+    with pytest.raises(ArgumentError, match="k_cache: got memory that k also uses"):
+        uniattn.write_kv(**call)
+
+
+def test_compiled_write_kv():
+    call = written()
+    torch.compile(uniattn.write_kv, fullgraph=True, backend="aot_eager")(**call)
+    assert torch.equal(call["k_cache"].flatten(0, 1)[:T], call["k"])
