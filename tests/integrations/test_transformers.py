@@ -1,124 +1,26 @@
 """transformers' continuous batching through `paged|uniattn`: the same greedy tokens as the model's eager attention, in fp32."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_models import FAMILIES, batched, eager, gemma2, gpt_oss, llama, make_model, make_prompts, mistral, qwen3_windows
+from transformers import AttentionInterface, CompileConfig
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 
-transformers = pytest.importorskip("transformers")
-
-from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig  # noqa: E402
-
-import uniattn  # noqa: E402
-from uniattn.integrations import transformers as integration  # noqa: E402
-
-VOCAB = 96
-WINDOW = 24
-# Prompts of one token, shorter and longer than the window, and around multiples of the block sizes used here.
-PROMPT_LENS = (5, 70, 1, 33, 16, 50, 2)
-
-# Weights ten and more times larger than a model's usual start: attention must be far from uniform, or tokens would not show an error in it.
-TINY = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.4,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "attn_implementation": "eager",
-}
-ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-
-
-def llama():
-    return transformers.LlamaConfig(**TINY, num_hidden_layers=3)
-
-
-def qwen3():
-    return transformers.Qwen3Config(**{**TINY, "num_attention_heads": 6}, num_hidden_layers=2)
-
-
-def qwen3_windows():
-    return transformers.Qwen3Config(
-        **TINY, num_hidden_layers=4, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-    )
-
-
-def mistral():
-    return transformers.MistralConfig(**TINY, num_hidden_layers=3, sliding_window=WINDOW)
-
-
-def gemma2():
-    return transformers.Gemma2Config(
-        **TINY, num_hidden_layers=4, sliding_window=WINDOW, layer_types=ALTERNATING, attn_logit_softcapping=0.8, query_pre_attn_scalar=8
-    )
-
-
-def gemma3():
-    return transformers.Gemma3TextConfig(
-        **TINY, num_hidden_layers=4, sliding_window=WINDOW, layer_types=["sliding_attention"] * 3 + ["full_attention"], query_pre_attn_scalar=8
-    )
-
-
-def gpt_oss():
-    return transformers.GptOssConfig(
-        **TINY, num_hidden_layers=4, sliding_window=WINDOW, layer_types=ALTERNATING, num_local_experts=4, num_experts_per_tok=2
-    )
-
-
-FAMILIES = [llama, qwen3, qwen3_windows, mistral, gemma2, gemma3, gpt_oss]
+from uniattn import UnsupportedError
+from uniattn.integrations import transformers as integration
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Models this small run several times faster on one thread."""
+    """Models this small run several times faster on one thread. The test's own stand-in for `attend` goes, too."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def make_model(config):
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            torch.nn.init.normal_(parameter, std=2.0)
-    return model
-
-
-def make_prompts(prompt_lens=PROMPT_LENS):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, VOCAB, (n,), generator=generator).tolist() for n in prompt_lens]
-
-
-def greedy(num_new):
-    return GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-
-
-def eager(model, prompts, num_new):
-    model.set_attn_implementation("eager")
-    return [
-        model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p), dtype=torch.int64), generation_config=greedy(num_new))[
-            0, len(p) :
-        ].tolist()
-        for p in prompts
-    ]
-
-
-def batched(model, prompts, num_new, *, block_size=16, max_batch_tokens=40, num_blocks=256, **options):
-    """The engine's tokens with uniattn. Errors in the attention function are swallowed by the engine, hence the assertion."""
-    model.set_attn_implementation(integration.register())
-    config = ContinuousBatchingConfig(block_size=block_size, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, **options)
-    outputs = model.generate_batch(prompts, generation_config=greedy(num_new), continuous_batching_config=config)
-    assert len(outputs) == len(prompts)
-    assert [output.error for output in outputs.values()] == [None] * len(prompts)
-    return [output.generated_tokens for output in outputs.values()]
+    integration.register()
 
 
 @pytest.mark.parametrize("make_config", FAMILIES)
@@ -128,13 +30,167 @@ def test_same_tokens_as_eager(make_config):
     assert batched(model, prompts, 40) == eager(model, prompts, 40)
 
 
+SIZES = {
+    "small blocks and chunks": (4, 17),
+    "whole prompts, so that the first step has nothing old to read": (16, 256),
+    "a block size that is no power of two": (24, 64),
+    "a block longer than any sequence": (256, 33),
+}
+
+
+@pytest.mark.parametrize(("block_size", "max_batch_tokens"), SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize("make_config", [llama, mistral, gemma2])
-@pytest.mark.parametrize(
-    ("block_size", "max_batch_tokens"),
-    [(4, 17), (16, 256), (24, 64), (256, 33)],
-    ids=["tiny blocks and chunks", "whole prompts, nothing to read at first", "a block no power of two", "a block of more than a sequence"],
-)
 def test_block_and_chunk_sizes(make_config, block_size, max_batch_tokens):
     model, prompts = make_model(make_config()), make_prompts()
     got = batched(model, prompts, 8, block_size=block_size, max_batch_tokens=max_batch_tokens, num_blocks=1 + 8192 // block_size)
     assert got == eager(model, prompts, 8)
+
+
+def test_shared_prefixes():
+    """The engine lets requests share the blocks of a common prefix, so that a new request's page table has old blocks in it."""
+    model = make_model(llama())
+    (prefix,) = make_prompts([48])
+    prompts = [prefix + tail for tail in make_prompts([5, 1, 20, 9])]
+    # One request at a time in a step, so that the first has completed its blocks before the others are looked up.
+    assert batched(model, prompts, 8, max_batch_tokens=53) == eager(model, prompts, 8)
+
+
+@pytest.mark.parametrize("make_config", [llama, mistral, gemma2, gpt_oss])
+def test_padded_steps_compiled(make_config, monkeypatch):
+    """With a compiled forward the engine pads every step: plateaus in the cumulative lengths, and slots in its trash blocks.
+
+    The compiler's frontend alone (`backend="eager"`) traces the whole model, without a graph break.
+    """
+    model, prompts = make_model(make_config()), make_prompts([5, 40, 1])
+    get_model_kwargs = ContinuousBatchingIOs.get_model_kwargs
+    num_padding = []  # (tokens, sequences) of each step
+
+    def noted(self, *args, **options):
+        engine = get_model_kwargs(self, *args, **options)
+        cu_seqlens_q = engine["cu_seq_lens_q"]
+        num_padding.append((engine["input_ids"].numel() - int(cu_seqlens_q[-1]), int((cu_seqlens_q.diff() == 0).sum())))
+        return engine
+
+    monkeypatch.setattr(ContinuousBatchingIOs, "get_model_kwargs", noted)
+    torch._dynamo.reset()
+    compiled = CompileConfig(backend="eager", mode=None, fullgraph=True, dynamic=None)
+    got = batched(model, prompts, 6, max_batch_tokens=24, max_requests_per_batch=6, varlen_compile_config=compiled)
+    assert got == eager(model, prompts, 6)
+    assert any(tokens > 0 and sequences > 0 for tokens, sequences in num_padding)
+
+
+@pytest.mark.parametrize("make_config", [llama, gemma2, gpt_oss])
+def test_same_tokens_from_the_triton_kernel(make_config, monkeypatch):
+    """The kernel itself, in Triton's interpreter where there is no GPU, on a shorter job."""
+    pytest.importorskip("triton")
+    model, prompts = make_model(make_config()), make_prompts([5, 30, 1])
+    expected = eager(model, prompts, 3)
+    monkeypatch.setenv("UNIATTN_BACKEND", "triton")
+    assert batched(model, prompts, 3, max_batch_tokens=24) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [False, True], ids=["launches", "graphs and async"])
+@pytest.mark.parametrize("make_config", FAMILIES)
+def test_on_a_gpu(make_config, graphs):
+    """With CUDA graphs a step's shapes are padded, and a graph captured for one step serves others of other lengths."""
+    model, prompts = make_model(make_config(), "cuda"), make_prompts()
+    got = batched(model, prompts, 40, max_batch_tokens=64, use_cuda_graph=graphs, use_async_batching=graphs)
+    assert got == eager(model, prompts, 40)
+
+
+BREAKAGES = {
+    "softcap": (gemma2, {"softcap": None}),
+    "sinks": (gpt_oss, {"s_aux": None}),
+    "scaling": (gemma2, {"scaling": None}),
+}
+
+
+@pytest.mark.parametrize(("make_config", "change"), BREAKAGES.values(), ids=BREAKAGES.keys())
+def test_tokens_show_a_dropped_option(make_config, change, monkeypatch):
+    """The comparison of tokens is worth something only if an attention without the option gives others."""
+    model, prompts = make_model(make_config()), make_prompts()
+    attend = integration.attend
+    monkeypatch.setattr(integration, "attend", lambda *args, **options: attend(*args, **{**options, **change}))
+    got = batched(model, prompts, 12)
+    monkeypatch.undo()
+    assert got != eager(model, prompts, 12)
+
+
+@pytest.mark.parametrize("make_config", [mistral, qwen3_windows, gpt_oss])
+@pytest.mark.parametrize("off_by", [-1, 1])
+def test_tokens_show_a_window_off_by_one(make_config, off_by, monkeypatch):
+    """As above, for each edge of the window."""
+    model, prompts = make_model(make_config()), make_prompts()
+    attention = integration.attention
+
+    def shifted(*args, **options):
+        if options["window"] is not None:
+            options["window"] = (options["window"][0] + off_by, 0)
+        return attention(*args, **options)
+
+    monkeypatch.setattr(integration, "attention", shifted)
+    # A window one too wide reads a key too many only inside a chunk: the engine's decodes are handed no more than the window.
+    assert batched(model, prompts, 12, max_batch_tokens=256) != eager(model, prompts, 12)
+
+
+def test_layers_of_a_group_share_their_step(monkeypatch):
+    """One build a step and group, not one a layer: gemma2 here has a full group and a sliding group of two layers each."""
+    model, prompts = make_model(gemma2()), make_prompts([5, 40, 1])
+    build, attend = integration._build_step, integration.attend
+    calls = {"build": 0, "attend": 0}
+
+    def count(name, function):
+        def counted(*args, **options):
+            calls[name] += 1
+            return function(*args, **options)
+
+        return counted
+
+    monkeypatch.setattr(integration, "_build_step", count("build", build))
+    monkeypatch.setattr(integration, "attend", count("attend", attend))
+    batched(model, prompts, 6)
+    monkeypatch.undo()
+    assert calls["attend"] == 2 * calls["build"] > 0
+
+
+def test_a_step_of_decodes_gathers_nothing(monkeypatch):
+    """A sliding layer in a step of single tokens reads its ring through a page table, and only a chunk gathers old K/V."""
+    seen = set()
+    build = integration._build_step
+
+    def noted(cache, group, window, engine):
+        step = build(cache, group, window, engine)
+        seen.add((engine["max_seqlen_q"] == 1, step.page_table is not None, step.old_slots is not None))
+        return step
+
+    monkeypatch.setattr(integration, "_build_step", noted)
+    batched(make_model(mistral()), make_prompts([5, 60]), 6)
+    assert seen == {(False, False, False), (False, False, True), (True, True, False)}
+
+
+def test_outside_the_engine_it_says_what_to_call():
+    model = make_model(llama())
+    model.set_attn_implementation(integration.register())
+    with pytest.raises(UnsupportedError, match=r"without the arguments of the continuous batching engine.*generate_batch"):
+        model(torch.tensor([[1, 2, 3]]))
+
+
+def test_a_block_table_is_refused():
+    """The engine gives one to flash attentions only; were that to change, decodes must not be written to a wrong place."""
+    cache = SimpleNamespace(layer_index_to_group_indices={0: (0, 0)})
+    ids = torch.zeros(1, dtype=torch.int64)
+    engine = {"cu_seq_lens_q": ids, "cu_seq_lens_k": ids, "read_index": [ids], "write_index": [ids], "block_table": ids}
+    with pytest.raises(UnsupportedError, match="max_blocks_per_request"):
+        integration.attend(SimpleNamespace(layer_idx=0), *torch.zeros(3, 1, 1, 1, 8), cache=cache, **engine)
+
+
+def test_register_is_idempotent():
+    assert integration.register() == integration.register() == "paged|uniattn"
+    assert AttentionInterface()[integration.NAME] is integration.attend
+
+
+def test_a_missing_transformers_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'uniattn\[transformers\]'"):
+        integration.register()

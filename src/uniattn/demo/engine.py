@@ -37,16 +37,22 @@ class Batches:
 
 
 def answer(
-    model: Any, prompts: Sequence[list[int]], max_new_tokens: int, max_batch_tokens: int, on_answer: Callable[[Answer], None]
+    model: Any,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    max_batch_tokens: int,
+    on_answer: Callable[[Answer], None],
+    on_step: Callable[[int], None],
 ) -> Batches:
-    """Answer all prompts by continuous batching with uniattn's attention; `on_answer` is called as each one finishes.
+    """Answer all prompts by continuous batching with uniattn's attention.
 
     Args:
         model: a causal language model of transformers.
         prompts: token ids of each request.
         max_new_tokens: the most tokens that an answer has.
         max_batch_tokens: the most new tokens in one step: longer prompts are read in chunks.
-        on_answer: called on the calling thread.
+        on_answer: called as each request finishes, on the calling thread.
+        on_step: called with the number of new tokens of each step, on the engine's thread.
 
     Raises:
         EngineError: a request failed, with the reason.
@@ -69,6 +75,7 @@ def answer(
         cu_seqlens_k = options["cu_seq_lens_k"]
         cu_seqlens_k = next(iter(cu_seqlens_k.values())) if isinstance(cu_seqlens_k, dict) else cu_seqlens_k
         lengths.append((options["cu_seq_lens_q"].clone(), cu_seqlens_k.clone()))
+        on_step(options["input_ids"].numel())
 
     manager = model.init_continuous_batching(generation_config=_greedy(model, max_new_tokens), continuous_batching_config=config)
     hook = model.register_forward_pre_hook(note_lengths, with_kwargs=True)
@@ -80,11 +87,11 @@ def answer(
         while finished < len(prompts):
             result = manager.get_result(timeout=0.2)
             if result is None and not manager.is_running():
-                raise EngineError(f"the engine stopped after {finished} of {len(prompts)} answers")
+                raise _failed(f"a stop after {finished} of {len(prompts)} answers")
             if result is None or not result.is_finished():
                 continue
             if result.error is not None:
-                raise EngineError(f"request {ids[result.request_id] + 1} failed in the engine: {result.error}")
+                raise _failed(f"an error in request {ids[result.request_id] + 1}: {result.error}")
             finished += 1
             on_answer(Answer(ids[result.request_id], list(result.generated_tokens), time.perf_counter() - begin))
     finally:
@@ -92,6 +99,10 @@ def answer(
         manager.stop(block=True, hard_stop=finished < len(prompts))
         manager.destroy()
     return _count(lengths)
+
+
+def _failed(got: str) -> EngineError:
+    return EngineError("generate_batch", got, "every request must be answered", "see what the engine printed above")
 
 
 def eager_tokens(model: Any, prompt: list[int], max_new_tokens: int) -> list[int]:
@@ -117,7 +128,8 @@ def _greedy(model: Any, max_new_tokens: int) -> Any:
 def _blocks_needed(config: Any, totals: Sequence[int]) -> int:
     """Blocks that hold all requests at once, for every group of layers, with the margin that the engine's scheduler keeps free.
 
-    The engine groups layers of a kind by the greatest common divisor of the kinds' counts, and each group takes blocks of its own.
+    The engine groups layers of a kind by the greatest common divisor of the kinds' counts, and each group takes blocks of its
+    own.
     """
     kinds = getattr(config, "layer_types", None) or ["full"] * config.num_hidden_layers
     counts = [kinds.count(kind) for kind in set(kinds)]

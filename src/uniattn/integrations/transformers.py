@@ -6,20 +6,20 @@
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="paged|uniattn")
     outputs = model.generate_batch(list_of_token_lists, ...)
 
-The engine packs the new tokens of all its requests into one row and hands each layer `cu_seq_lens_q`, `cu_seq_lens_k` and, for each
-group of layers, `write_index` (the cache slot of every new token) and `read_index` (the slot of every KV token). A slot is a row of the
-flat cache `[num_slots, num_kv_heads, head_dim]`; `block_size` consecutive slots are a block, which the engine hands out whole. There are
-two kinds of layer:
+The engine packs the new tokens of all its requests into one row and hands each layer `cu_seq_lens_q`, `cu_seq_lens_k` and,
+for each group of layers, `write_index` (the cache slot of every new token) and `read_index` (the slot of every KV token). A
+slot is a row of the flat cache `[num_slots, num_kv_heads, head_dim]`; `block_size` consecutive slots are a block, which the
+engine hands out whole. There are two kinds of layer:
 
-- **full attention**: slots follow the tokens, block by block. New K/V are written first; then the queries read the cache through a page
-  table, of which `read_index` holds one entry in each `block_size`-th place. Nothing is gathered.
-- **sliding window**: a request owns a ring of `window` slots, so a chunk of new tokens may overwrite old ones that its own first
-  queries still see. The queries read first: the old K/V are gathered and the new ones laid behind them. A step of decodes alone gathers
-  nothing: one new token only ever replaces the one that has just left the window, so it is written first and the ring is read through a
-  page table with pages of one slot.
+- **full attention**: slots follow the tokens, block by block. New K/V are written first; then the queries read the cache
+  through a page table, of which `read_index` holds one entry in each `block_size`-th place. Nothing is gathered.
+- **sliding window**: a request owns a ring of `window` slots, so a chunk of new tokens may overwrite old ones that its own
+  first queries still see. The queries read first: the old K/V are gathered and the new ones laid behind them. A step of
+  decodes alone gathers nothing: one new token only ever replaces the one that has just left the window, so it is written
+  first and the ring is read through a page table with pages of one slot.
 
-Nothing here reads a device value on the host, so that the engine may capture a step in a CUDA graph; the engine's padding (plateaus in
-the cumulative lengths, slots in its trash blocks) is what `uniattn.attention` takes as it is.
+Nothing here reads a device value on the host, so that the engine may capture a step in a CUDA graph; the engine's padding
+(plateaus in the cumulative lengths, slots in its trash blocks) is what `uniattn.attention` takes as it is.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def attend(
     Raises:
         UnsupportedError: called outside the continuous batching engine.
     """
-    cache = engine.get("cache")
+    cache: Any = engine.get("cache")
     missing = [name for name in ("cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index") if engine.get(name) is None]
     if not hasattr(cache, "layer_index_to_group_indices") or missing:
         raise UnsupportedError(
@@ -115,6 +115,7 @@ def attend(
         "sinks": s_aux,
         "window": step.window,
     }
+    out: Any
     if step.page_table is not None:
         k_pages, v_pages = (x.unflatten(0, (-1, step.page_size)) for x in (k_slots, v_slots))
         write_kv(k, v, k_pages, v_pages, step.write_index)
@@ -135,8 +136,9 @@ def attend(
 class _Step:
     """How the queries of one step reach their keys in one group of layers.
 
-    Either `page_table` is set (write, then read the cache through it) or it is None (read, then write): then the keys are the new ones
-    alone where `old_slots` is None, and otherwise the rows gathered from `old_slots` with the new ones laid over `rows_of_new`.
+    Either `page_table` is set (write, then read the cache through it) or it is None (read, then write): then the keys are the
+    new ones alone where `old_slots` is None, and otherwise the rows gathered from `old_slots` with the new ones laid over
+    `rows_of_new`.
     """
 
     cu_seqlens_k: Tensor  # int32 [num_seqs + 1]
@@ -149,9 +151,10 @@ class _Step:
     rows_of_new: Tensor | None = None  # int64 [num_tokens], rows of the gathered K/V
 
 
-# The layers of a group share their step, which takes some ten small launches to build. The first layer of a group always builds it
-# afresh, since a captured CUDA graph must hold the launches that built what it uses, and the engine runs the warm-up and the capture
-# with the same tensors. Holding the step's own `read_index` makes the identity test below safe: it cannot be freed and its id reused.
+# The layers of a group share their step, which takes some ten small launches to build. The first layer of a group always
+# builds it afresh, since a captured CUDA graph must hold the launches that built what it uses, and the engine runs the
+# warm-up and the capture with the same tensors. Holding the step's own `read_index` makes the identity test below safe: it
+# cannot be freed and its id reused.
 _last_steps: WeakKeyDictionary[Any, dict[int, tuple[Tensor, _Step]]] = WeakKeyDictionary()
 
 
@@ -191,8 +194,8 @@ def _build_step(cache: Any, group: int, window: int, engine: dict[str, Any]) -> 
         slots = _every(read_index, cu_seqlens_k, 1, max_seqlen_k)
         page_table = torch.where(slots == cache.sentinel_index, write_index[:, None], slots).int()
         return _Step(cu_seqlens_k, max_seqlen_k, closed_window, write_index, page_table)
-    # A sequence's new tokens are its last KV rows, so a token's row is its place in the batch plus the old rows up to its sequence's
-    # end. Padding tokens fall behind all sequences, on rows that no sequence reads.
+    # A sequence's new tokens are its last KV rows, so a token's row is its place in the batch plus the old rows up to its
+    # sequence's end. Padding tokens fall behind all sequences, on rows that no sequence reads.
     tokens = torch.arange(write_index.numel(), device=write_index.device)
     ends = torch.searchsorted(cu_seqlens_q, tokens, right=True).clamp_(max=cu_seqlens_q.numel() - 1)
     rows_of_new = tokens + (cu_seqlens_k - cu_seqlens_q)[ends]

