@@ -194,3 +194,10 @@ def test_a_missing_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'uniattn\[transformers\]'"):
         integration.register()
+
+
+def test_an_engine_without_registered_attentions_is_named(monkeypatch):
+    """transformers 5.24, say, where the mapping has only the engine's built-in attentions."""
+    monkeypatch.delitem(AttentionInterface._global_mapping, "paged|sdpa")
+    with pytest.raises(UnsupportedError, match=r"transformers: got version 5\.17.*pip install 'uniattn\[transformers\]'"):
+        integration.register()

@@ -23,6 +23,7 @@ Nothing here reads a device value on the host, so that the engine may capture a 
 """
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,9 +48,17 @@ def register() -> str:
         raise UnsupportedError(
             "transformers",
             got=f"an import that fails ({error})",
-            limit="its continuous batching engine, version 5.17 or newer, is needed",
+            limit="its continuous batching engine is needed, version 5.17",
             fix="pip install 'uniattn[transformers]'",
         ) from error
+    # An engine that calls registered attentions has registered its own so; newer ones call built-in attentions only.
+    if "paged|sdpa" not in AttentionInterface():
+        raise UnsupportedError(
+            "transformers",
+            got=f"version {version('transformers')}",
+            limit="its continuous batching engine has no place for a registered attention; version 5.17 has",
+            fix="pip install 'uniattn[transformers]'",
+        )
     AttentionInterface.register(NAME, attend)
     return NAME
 
