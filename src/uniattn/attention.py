@@ -132,10 +132,12 @@ def attention(
         cu_seqlens_k = torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
     causal_per_seq = causal if isinstance(causal, Tensor) else None
     window_left, window_right = window_bounds(window)
-    torch.ops.uniattn.attend(
+    watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out)
+    attend = torch.ops.uniattn.attend if watched else ops.attend
+    attend(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         head_dim**-0.5 if softmax_scale is None else softmax_scale, causal is True, causal_per_seq, window_left, window_right,
-        softcap, sinks, alibi_slopes, None if plan is None else plan.as_ints(), out, lse,
+        softcap, sinks, alibi_slopes, plan.as_ints() if watched and plan is not None else plan, out, lse,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 
@@ -237,7 +239,8 @@ def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor
     outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
     lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
-    torch.ops.uniattn.merge(outs, lses, out, lse)
+    merge = torch.ops.uniattn.merge if ops.watched(outs, lses) else ops.merge
+    merge(outs, lses, out, lse)
     return out, lse
 
 
@@ -266,7 +269,8 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     validate_kv.write_kv(k, v, k_cache, v_cache, slot_mapping)
     if check_values.ENABLED and check_values.readable(k):
         check_values.write_kv_values(k_cache, slot_mapping)
-    torch.ops.uniattn.write_kv(k, v, k_cache, v_cache, slot_mapping)
+    write = torch.ops.uniattn.write_kv if ops.watched(k, v, k_cache, v_cache, slot_mapping) else ops.write_kv
+    write(k, v, k_cache, v_cache, slot_mapping)
 
 
 __all__ = ["Plan", "attention", "merge_states", "ops", "plan", "write_kv"]

@@ -2,12 +2,17 @@
 
 `torch.ops.uniattn.attend`, `.merge` and `.write_kv` make `torch.compile(fullgraph=True)` work. They are defined with
 `torch.library.Library.define`, whose dispatch costs about 3 us a call with this argument list, against 72 us for `custom_op`.
+An eager call that nothing watches skips even that: `watched` says when.
 """
+
+import functools
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from uniattn.launch import backend
+from uniattn.schedule.plan import Plan
 
 _LIB = torch.library.Library("uniattn", "DEF")
 _LIB.define(
@@ -38,7 +43,7 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
-    plan: list[int] | None,
+    plan: Plan | list[int] | None,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
@@ -51,9 +56,9 @@ def attend(
             window_left, window_right, softcap, sinks, alibi_slopes, out, lse,
         )  # fmt: skip
     else:
-        from uniattn.launch import attend as launch
-
-        launch.attend(
+        if isinstance(plan, list):
+            plan = Plan.from_ints(plan)
+        _launches().attend(
             q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
             causal, causal_per_seq, window_left, window_right, softcap, sinks, alibi_slopes, plan, out, lse,
         )  # fmt: skip
@@ -66,9 +71,7 @@ def merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None) -> None:
 
         eager.merge(outs, lses, out, lse)
     else:
-        from uniattn.launch import merge as launch
-
-        launch.merge(outs, lses, out, lse)
+        _launches().merge(outs, lses, out, lse)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -78,10 +81,32 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
         eager.write_kv(k, v, k_cache, v_cache, slot_mapping)
     else:
-        from uniattn.launch import write_kv as launch
+        _launches().write_kv(k, v, k_cache, v_cache, slot_mapping)
 
-        launch.write_kv(k, v, k_cache, v_cache, slot_mapping)
 
+@functools.cache
+def _launches() -> ModuleType:
+    """The launches, imported when first needed, since they need Triton. An import statement in each call costs 0.7 us."""
+    from uniattn.launch import launches
+
+    return launches
+
+
+def watched(*tensors: Tensor) -> bool:
+    """Whether something must see the op itself: a compiler, a dispatch mode, a functional transform, the profiler, a subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or not _PLAIN.issuperset(map(type, tensors))
+        or _num_dispatch_modes() > 0
+        or _transform() is not None
+        or _profiling()
+    )
+
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_profiling = torch.autograd._profiler_enabled
 
 for _name, _impl in (("attend", attend), ("merge", merge), ("write_kv", write_kv)):
     for _key in ("CPU", "CUDA"):

@@ -1,19 +1,120 @@
 """Launch of the portable kernel and, where K/V was split, of the merge."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from uniattn.kernels.triton.attend import attend_kernel
 from uniattn.launch import merge as merge_launch
-from uniattn.launch.target import interpreted, on_device, target_of
+from uniattn.launch.cache import Kernels, Source
+from uniattn.launch.target import interpreted, on_index, target_of
 from uniattn.problem.layout import UNBOUNDED
-from uniattn.schedule import plan as planning
+from uniattn.schedule.plan import Plan
+from uniattn.schedule.plan import make as make_plan
 from uniattn.schedule.split import MIN_BLOCKS_PER_SPLIT
-from uniattn.schedule.tiles import dim_parts, next_power_of_2, num_tiles
+from uniattn.schedule.tiles import Tiles, dim_parts, next_power_of_2, num_tiles
 
 LOG2E = math.log2(math.e)
+_MAX_INT32 = 2**31 - 1
+
+
+class Key(NamedTuple):
+    """All that the attention kernel's binary depends on.
+
+    Attributes:
+        device: index of the device, -1 for the interpreter.
+        dtype: of q, K and V.
+        out_dtype: of the output, or float32 where it goes to partials.
+        cu_seqlens_q ... alibi: dtypes of the small tensors in the kernel's order, None where one is absent.
+        aligned: addresses and strides of q, K, V and the output are multiples of 16 bytes, the widest load.
+        wide: a stride needs 64 bits.
+        has_lse: whether the LSE is written.
+        causal, has_window, has_softcap: features; their sizes are numbers at run time.
+        head_dim, v_head_dim, group, page_size: page_size is 0 for contiguous K/V.
+        tiles: `Plan.tiles`.
+    """
+
+    device: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    cu_seqlens_q: torch.dtype
+    seqlens_k: torch.dtype | None
+    page_table: torch.dtype | None
+    cu_seqlens_k: torch.dtype | None
+    causal_per_seq: torch.dtype | None
+    sinks: torch.dtype | None
+    alibi: torch.dtype | None
+    has_lse: bool
+    aligned: bool
+    wide: bool
+    causal: bool
+    has_window: bool
+    has_softcap: bool
+    head_dim: int
+    v_head_dim: int
+    group: int
+    page_size: int
+    tiles: tuple[Any, ...]
+
+
+def source(key: Key) -> Source:
+    """What is compiled for a key, or for its plain tuple, which is what a launch looks up: named tuples take longer to make."""
+    k = Key(*key)
+    t = Tiles(*k.tiles)
+    stride = "i64" if k.wide else "i32"
+    d0, d1 = dim_parts(k.head_dim)
+    divisors = {}
+    if k.aligned:
+        elements = 16 // k.dtype.itemsize
+        divisors = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), 16)
+        divisors.update(q_strides=elements, k_strides=elements, v_strides=elements, out_strides=16 // k.out_dtype.itemsize)
+    return Source(
+        device=k.device,
+        # The small tensors carry no promise: engines pass slices of their buffers, and their loads would gain nothing.
+        pointers=dict(
+            q_ptr=k.dtype, k_ptr=k.dtype, v_ptr=k.dtype, out_ptr=k.out_dtype, lse_ptr=torch.float32 if k.has_lse else None,
+            cu_seqlens_q_ptr=k.cu_seqlens_q, seqlens_k_ptr=k.seqlens_k, page_table_ptr=k.page_table,
+            cu_seqlens_k_ptr=k.cu_seqlens_k, causal_ptr=k.causal_per_seq, sinks_ptr=k.sinks, alibi_ptr=k.alibi,
+        ),
+        numbers=dict(
+            q_strides=(stride,) * 2, k_strides=(stride,) * 3, v_strides=(stride,) * 3, out_strides=(stride,) * 3,
+            **dict.fromkeys(
+                ("page_table_stride", "kv_capacity", "num_tokens", "num_seqs", "num_tiles", "num_kv_heads", "num_splits",
+                 "window_left", "window_right"), "i32",
+            ),
+            scale="fp32", softcap="fp32",
+        ),
+        constants=dict(
+            CAUSAL=k.causal, HEAD_DIM=k.head_dim, V_HEAD_DIM=k.v_head_dim, D0=d0, D1=d1,
+            DV=next_power_of_2(max(16, k.v_head_dim)), GROUP=k.group, PAGE_SIZE=k.page_size, HAS_WINDOW=k.has_window,
+            HAS_SOFTCAP=k.has_softcap, UPCAST=interpreted() and k.dtype == torch.bfloat16, BLOCK_M=t.block_m, BLOCK_N=t.block_n,
+            NUM_STAGES=t.num_stages, SMALL_M=t.small_m, SMALL_N=t.small_n, SMALL_STAGES=t.small_stages, BULK=bool(t.bulk),
+            HEADS_FIRST=t.block_m == 16, MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT,
+        ),
+        divisors=divisors,
+        options=dict(num_warps=t.num_warps),
+    )  # fmt: skip
+
+
+KERNELS = Kernels(attend_kernel, source)
+
+
+def classify(strides: tuple[int, ...], addresses: int, itemsize: int, out_itemsize: int) -> tuple[bool, bool]:
+    """`(aligned, wide)` of a key, from the strides of q, K, V and (the last three) the output and the or-ed addresses."""
+    q0, q1, k0, k1, k2, v0, v1, v2, o0, o1, o2 = strides
+    inputs, outputs = q0 | q1 | k0 | k1 | k2 | v0 | v1 | v2, o0 | o1 | o2
+    return (addresses | inputs * itemsize | outputs * out_itemsize) & 15 == 0, inputs | outputs > _MAX_INT32
+
+
+def _effective_strides(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> tuple[int, ...]:
+    """As `attend` collects strides, but 0 for dims of one element: a lone token or head may have any stride, and none counts."""
+    strides: list[int] = []
+    for x, count in ((q, 2), (k_cache, 3), (v_cache, 3), (out, 3)):
+        own = [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)][:-1]
+        strides += [0] * (count - len(own)) + own
+    return tuple(strides)
 
 
 def attend(
@@ -34,11 +135,11 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
-    plan: list[int] | None,
+    plan: Plan | None,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    """Attention of one batch into `out` and `lse`; arguments as `uniattn.ops.attend`."""
+    """Attention of one batch into `out` and `lse`; arguments as `uniattn.ops.attend`, but for the plan."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, v_head_dim = k_cache.shape[-2], v_cache.shape[-1]
     num_seqs = cu_seqlens_q.shape[0] - 1
@@ -50,44 +151,61 @@ def attend(
         if lse is not None:
             lse.fill_(-torch.inf)
         return
-    if plan is None:
-        p = planning.make(
-            num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, q.element_size(),
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, target=target_of(q.device),
+    dtype = q.dtype
+    itemsize = dtype.itemsize
+    p = plan
+    if p is None:
+        p = make_plan(
+            num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize, max_seqlen_q, max_seqlen_k,
+            target_of(q.device),
         )  # fmt: skip
-    else:
-        p = planning.Plan.from_ints(plan)
-
+    num_splits = p.num_splits
     partial_out, partial_lse = out, lse
-    if p.num_splits > 1:
-        partial_out = q.new_empty((p.num_splits, num_tokens, num_q_heads, v_head_dim), dtype=torch.float32)
-        partial_lse = q.new_empty((p.num_splits, num_q_heads, num_tokens), dtype=torch.float32)
-    out_strides = partial_out.stride()[:-1] if p.num_splits > 1 else (0, *out.stride()[:-1])
-    page_size = 0 if page_table is None else k_cache.shape[1]
-    # Contiguous K/V has no pages: its token stride stands at the slot's place.
-    k_strides = k_cache.stride()[:-1] if page_size else (0, *k_cache.stride()[:-1])
-    v_strides = v_cache.stride()[:-1] if page_size else (0, *v_cache.stride()[:-1])
+    if num_splits > 1:
+        partial_out = q.new_empty((num_splits, num_tokens, num_q_heads, v_head_dim), dtype=torch.float32)
+        partial_lse = q.new_empty((num_splits, num_q_heads, num_tokens), dtype=torch.float32)
+        out_strides = partial_out.stride()[:3]
+    else:
+        out_strides = (0, *out.stride()[:2])
+    q_strides = q.stride()[:2]
+    if page_table is None:
+        # Contiguous K/V has no pages: its token stride stands at the slot's place.
+        page_size, page_table_stride, kv_capacity = 0, 0, k_cache.shape[0]
+        k_strides, v_strides = (0, *k_cache.stride()[:2]), (0, *v_cache.stride()[:2])
+    else:
+        page_size, page_table_stride = k_cache.shape[1], page_table.stride(0)
+        # A table may be wider than any int32 length: what lies beyond is out of reach anyway.
+        kv_capacity = min(page_table.shape[1] * page_size, _MAX_INT32)
+        k_strides, v_strides = k_cache.stride()[:3], v_cache.stride()[:3]
+    strides = (*q_strides, *k_strides, *v_strides, *out_strides)
+    addresses = q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr() | partial_out.data_ptr()
+    aligned, wide = classify(strides, addresses, itemsize, partial_out.dtype.itemsize)
+    if not aligned or wide:
+        strides = _effective_strides(q, k_cache, v_cache, partial_out)
+        aligned, wide = classify(strides, addresses, itemsize, partial_out.dtype.itemsize)
     has_softcap = softcap > 0
     if has_softcap:
         scale, cap = softmax_scale / softcap, softcap * LOG2E
     else:
         scale, cap = softmax_scale * LOG2E, 0.0
-    d0, d1 = dim_parts(head_dim)
     group = num_q_heads // num_kv_heads
     tiles = num_tiles(num_tokens, num_seqs, group, p.block_m)
-    with on_device(q.device):
-        attend_kernel[(tiles * num_kv_heads * p.num_splits,)](
-            q, k_cache, v_cache, partial_out, partial_lse, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal_per_seq,
-            sinks, alibi_slopes, q.stride()[:-1], k_strides, v_strides, out_strides,
-            0 if page_table is None else page_table.stride(0),
-            k_cache.shape[0] if page_table is None else page_table.shape[1] * page_size,
-            num_tokens, num_seqs, tiles, num_kv_heads, p.num_splits, window_left, window_right, scale, cap,
-            CAUSAL=causal, HEAD_DIM=head_dim, V_HEAD_DIM=v_head_dim, D0=d0, D1=d1, DV=next_power_of_2(max(16, v_head_dim)),
-            GROUP=group, PAGE_SIZE=page_size, HAS_WINDOW=window_left != UNBOUNDED, HAS_SOFTCAP=has_softcap,
-            UPCAST=interpreted() and q.dtype == torch.bfloat16, BLOCK_M=p.block_m, BLOCK_N=p.block_n, NUM_STAGES=p.num_stages,
-            SMALL_M=p.small_m, SMALL_N=p.small_n, SMALL_STAGES=p.small_stages, BULK=p.bulk, HEADS_FIRST=p.block_m == 16,
-            MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT, num_warps=p.num_warps,
+    index = q.get_device()
+    launch = KERNELS[
+        index, dtype, partial_out.dtype, cu_seqlens_q.dtype, None if seqlens_k is None else seqlens_k.dtype,
+        None if page_table is None else page_table.dtype, None if cu_seqlens_k is None else cu_seqlens_k.dtype,
+        None if causal_per_seq is None else causal_per_seq.dtype, None if sinks is None else sinks.dtype,
+        None if alibi_slopes is None else alibi_slopes.dtype, partial_lse is not None, aligned, wide, causal,
+        window_left != UNBOUNDED, has_softcap, head_dim, v_head_dim, group, page_size, p.tiles,
+    ]  # fmt: skip
+    with on_index(index):
+        launch(
+            (tiles * num_kv_heads * num_splits, 1, 1),
+            (q, k_cache, v_cache, partial_out, partial_lse, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal_per_seq,
+             sinks, alibi_slopes),
+            (*strides, page_table_stride, kv_capacity, num_tokens, num_seqs, tiles, num_kv_heads, num_splits, window_left,
+             window_right, scale, cap),
         )  # fmt: skip
-    if p.num_splits > 1:
+    if num_splits > 1:
         assert partial_lse is not None
         merge_launch.merge(partial_out, partial_lse, out, lse)
