@@ -30,6 +30,7 @@ class Key(NamedTuple):
         cu_seqlens_q ... alibi: dtypes of the small tensors in the kernel's order, None where one is absent.
         aligned: addresses and strides of q, K, V and the output are multiples of 16 bytes, the widest load.
         wide: a stride needs 64 bits.
+        same_strides: K's and V's strides are equal, so that one offset serves both.
         has_lse: whether the LSE is written.
         causal, has_window, has_softcap: features; their sizes are numbers at run time.
         head_dim, v_head_dim, group, page_size: page_size is 0 for contiguous K/V.
@@ -49,6 +50,7 @@ class Key(NamedTuple):
     has_lse: bool
     aligned: bool
     wide: bool
+    same_strides: bool
     causal: bool
     has_window: bool
     has_softcap: bool
@@ -88,10 +90,10 @@ def source(key: Key) -> Source:
         ),
         constants=dict(
             CAUSAL=k.causal, HEAD_DIM=k.head_dim, V_HEAD_DIM=k.v_head_dim, D0=d0, D1=d1,
-            DV=next_power_of_2(max(16, k.v_head_dim)), GROUP=k.group, PAGE_SIZE=k.page_size, HAS_WINDOW=k.has_window,
-            HAS_SOFTCAP=k.has_softcap, UPCAST=interpreted() and k.dtype == torch.bfloat16, BLOCK_M=t.block_m, BLOCK_N=t.block_n,
-            NUM_STAGES=t.num_stages, SMALL_M=t.small_m, SMALL_N=t.small_n, SMALL_STAGES=t.small_stages, BULK=bool(t.bulk),
-            HEADS_FIRST=t.block_m == 16, MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT,
+            DV=next_power_of_2(max(16, k.v_head_dim)), GROUP=k.group, PAGE_SIZE=k.page_size, SAME_STRIDES=k.same_strides,
+            HAS_WINDOW=k.has_window, HAS_SOFTCAP=k.has_softcap, UPCAST=interpreted() and k.dtype == torch.bfloat16,
+            BLOCK_M=t.block_m, BLOCK_N=t.block_n, NUM_STAGES=t.num_stages, SMALL_M=t.small_m, SMALL_N=t.small_n,
+            SMALL_STAGES=t.small_stages, BULK=bool(t.bulk), HEADS_FIRST=t.block_m == 16, MIN_BLOCKS=MIN_BLOCKS_PER_SPLIT,
         ),
         divisors=divisors,
         options=dict(num_warps=t.num_warps),
@@ -195,8 +197,9 @@ def attend(
         index, dtype, partial_out.dtype, cu_seqlens_q.dtype, None if seqlens_k is None else seqlens_k.dtype,
         None if page_table is None else page_table.dtype, None if cu_seqlens_k is None else cu_seqlens_k.dtype,
         None if causal_per_seq is None else causal_per_seq.dtype, None if sinks is None else sinks.dtype,
-        None if alibi_slopes is None else alibi_slopes.dtype, partial_lse is not None, aligned, wide, causal,
-        window_left != UNBOUNDED, has_softcap, head_dim, v_head_dim, group, page_size, p.tiles,
+        None if alibi_slopes is None else alibi_slopes.dtype, partial_lse is not None, aligned, wide,
+        strides[2:5] == strides[5:8], causal, window_left != UNBOUNDED, has_softcap, head_dim, v_head_dim, group,
+        page_size, p.tiles,
     ]  # fmt: skip
     with on_index(index):
         launch(

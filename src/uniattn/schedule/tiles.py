@@ -1,6 +1,6 @@
 """Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uniattn.schedule.split import cdiv
 
@@ -85,7 +85,7 @@ def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: in
 
     block_n, stages = shrink(t.block_m, t.block_n, t.num_stages)
     small_n, small_stages = shrink(t.small_m, t.small_n, t.small_stages) if t.small_m else (0, 0)
-    return Tiles(t.block_m, block_n, stages, t.num_warps, t.small_m, small_n, small_stages, t.bulk)
+    return replace(t, block_n=block_n, num_stages=stages, small_n=small_n, small_stages=small_stages)
 
 
 def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:

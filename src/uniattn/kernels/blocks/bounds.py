@@ -10,11 +10,13 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_range(first_pos, last_pos, left, right, readable):
+def tile_range(kv_len, q_len, first_row, left, right, readable, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """`(begin, full_begin, full_end, end)`: some row sees `[begin, end)`, every row sees `[full_begin, full_end)`.
 
-    `first_pos` and `last_pos` are the positions of the tile's first and last query token, `readable` the KV tokens that exist.
+    For the BLOCK_M query rows from `first_row` on; `readable` is the KV tokens that exist.
     """
+    first_pos = kv_len - q_len + first_row // GROUP
+    last_pos = kv_len - q_len + tl.minimum((first_row + BLOCK_M - 1) // GROUP, q_len - 1)
     begin = tl.maximum(first_pos - left, 0)
     end = tl.minimum(last_pos + right + 1, readable)
     full_begin = tl.maximum(last_pos - left, 0)
@@ -33,5 +35,5 @@ def split_range(begin, end, split, num_splits, BLOCK_N: tl.constexpr, MIN_BLOCKS
 
 @triton.jit
 def visible(pos, kv, left, right):
-    """Mask `[rows, tokens]`: whether the query at `pos` sees KV token `kv`; the caller bounds `kv` by the sequence's length."""
-    return (kv[None, :] >= pos[:, None] - left) & (kv[None, :] <= pos[:, None] + right)
+    """Whether the query at `pos` sees KV token `kv`, broadcast; the caller bounds `kv` by the sequence's length."""
+    return (kv >= pos - left) & (kv <= pos + right)

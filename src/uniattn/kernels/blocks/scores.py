@@ -12,11 +12,11 @@ def tanh(x):
 
 @triton.jit
 def modify(products, scale, softcap, slopes, pos, kv, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
-    """Scores of `products` `[rows, tokens]`; `scale`, `softcap` and `slopes` carry the factor log2(e) already where needed.
+    """Scores of `products`; `slopes`, `pos` and `kv` broadcast against it. The factor log2(e) is in the arguments already.
 
     `scale` is softmax_scale / softcap under a softcap, else softmax_scale * log2(e); `softcap` and `slopes` are times log2(e).
     """
     scores = softcap * tanh(products * scale) if HAS_SOFTCAP else products * scale
     if HAS_ALIBI:
-        scores -= slopes[:, None] * tl.abs(pos[:, None] - kv[None, :]).to(tl.float32)
+        scores -= slopes * tl.abs(pos - kv).to(tl.float32)
     return scores

@@ -10,7 +10,10 @@ import triton.language as tl
 
 @triton.jit
 def online_step(scores, row_max, row_sum, scale):
-    """`(p, correction, row_max, row_sum)` after the block `scores`; `correction` scales what was accumulated before it."""
+    """`(p, correction, row_max, row_sum)` after the block `scores` `[rows, tokens]`.
+
+    `correction` scales what was accumulated before the block.
+    """
     new_max = tl.maximum(row_max, tl.max(scores, 1))
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max * scale)
     p = tl.exp2(scores * scale - pivot[:, None])
