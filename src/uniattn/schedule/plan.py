@@ -50,10 +50,10 @@ class Plan:
 
     @functools.cached_property
     def tiles(self) -> tuple[Any, ...]:
-        """The fields of `Tiles`, as a plain tuple: part of a launch's key, and hashed without a Python call."""
-        return (
+        """The tile fields, as a launch's key holds them."""
+        return tiles.Tiles(
             self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages, self.bulk,
-        )  # fmt: skip
+        ).as_tuple()  # fmt: skip
 
     def as_ints(self) -> list[int]:
         """The plan as the op takes it."""
