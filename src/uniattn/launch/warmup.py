@@ -83,12 +83,9 @@ def warmup(
     window_left, _ = window_bounds(window)
     # Where K/V is cut, the kernel writes fp32 partials and their LSE, whatever the caller asked for.
     outputs = {(dtype, return_lse), (torch.float32, True)}
-    if same_strides is None:
-        stride_classes = [True] if head_dim == v_head_dim else [True, False]
-    else:
-        stride_classes = [same_strides]
+    likely = [True] if head_dim == v_head_dim else [True, False]
     for out_dtype, has_lse in sorted(outputs, key=str):
-        for same in stride_classes:
+        for same in likely if same_strides is None else [same_strides]:
             for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target_of(example.device).max_shared_bytes):
                 attend.KERNELS[
                     attend.Key(
