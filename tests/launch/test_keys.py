@@ -8,7 +8,7 @@ import torch
 from launch_tools import H200, KERNELS, call, random_batch, record
 
 import uniattn
-from uniattn.launch import attend, backend, cache, merge, write_kv
+from uniattn.launch import attend, backend, cache, merge, plan, write_kv
 from uniattn.testing import make_batch
 
 LENGTHS = [(1, 40), (3, 17), (20, 33)]
@@ -28,8 +28,9 @@ def key_of(recorded):
     """The attention kernel's key for a batch and changes to its arguments."""
 
     def key(b, **changes):
+        # Whether the plan may cut depends on the sizes alone, and is a class of its own.
         call(b, **changes)
-        return attend.Key(*recorded.attend.keys_seen[-1])
+        return attend.Key(*recorded.attend.keys_seen[-1])._replace(has_partials=True)
 
     return key
 
@@ -37,7 +38,6 @@ def key_of(recorded):
 NUMBERS = {
     "scale": dict(softmax_scale=0.3),
     "bound of the longest query": dict(max_seqlen_q=21),
-    "bound of the longest sequence": dict(max_seqlen_k=90),
 }
 
 
@@ -71,7 +71,6 @@ FEATURES = {
     "bf16 sinks": dict(sinks=torch.zeros(4, dtype=torch.bfloat16)),
     "alibi": dict(alibi_slopes=torch.zeros(4)),
     "an LSE": dict(return_lse=True),
-    "offsets for lengths": dict(seqlens_k=None, cu_seqlens_k=torch.tensor([0, 40, 57, 90], dtype=torch.int32)),
 }
 
 
@@ -97,6 +96,28 @@ def test_each_shape_gets_its_own_binary(key_of):
     assert len(set(keys)) == len(keys)
 
 
+def test_the_plans_builder_has_a_key_of_its_own(recorded):
+    changes = [
+        {}, dict(causal=False), dict(causal=torch.tensor([True, False, True])),
+        dict(seqlens_k=None, cu_seqlens_k=torch.tensor([0, 40, 57, 90], dtype=torch.int32)),
+    ]  # fmt: skip
+    for change in changes:
+        call(batch(), **change)
+    assert len(set(recorded.plan.keys_seen)) == len(changes)
+    call(batch([(1, 3), (2, 300), (7, 8), (1, 1)]), window=(4, 0), softcap=3.0, return_lse=True)
+    assert recorded.plan.keys_seen[-1] == recorded.plan.keys_seen[0]
+
+
+def test_batches_that_may_be_cut_get_another_binary(recorded):
+    few, many = batch([(1, 1)]), batch([(1, 1)] * 1100)
+    call(few)
+    call(many)
+    a, b = (attend.Key(*key) for key in recorded.attend.keys_seen)
+    assert a.has_partials
+    assert not b.has_partials
+    assert a == b._replace(has_partials=True)
+
+
 def test_addresses_off_16_bytes_get_another_binary(key_of):
     b = batch()
     q = torch.empty(b.q.numel() + 4, dtype=b.dtype)[4:].view(b.q.shape)
@@ -120,26 +141,26 @@ def test_a_lone_tokens_or_heads_stride_does_not_count(key_of):
 
 @pytest.mark.parametrize("stride", [2**31, 2**40 + 1])
 def test_a_stride_beyond_32_bits_gets_64(stride):
-    strides = [16] * 11
-    assert attend.classify(tuple(strides), 0, 2, 2) == (True, False)
+    strides = [16] * 10
+    assert attend.classify(tuple(strides), 0, 2) == (True, False)
     strides[4] = stride
-    aligned, wide = attend.classify(tuple(strides), 0, 2, 2)
+    aligned, wide = attend.classify(tuple(strides), 0, 2)
     assert wide
     assert aligned == (stride % 8 == 0)
 
 
 def test_alignment_is_counted_in_bytes():
-    strides = (8,) * 11
-    assert attend.classify(strides, 0, 2, 2)[0]
-    assert attend.classify(strides, 32, 2, 4)[0]
-    assert not attend.classify(strides, 8, 2, 2)[0]
-    assert not attend.classify((4,) * 11, 0, 2, 2)[0]
-    assert attend.classify((4,) * 11, 0, 4, 4)[0]
+    strides = (8,) * 10
+    assert attend.classify(strides, 0, 2)[0]
+    assert attend.classify(strides, 32, 4)[0]
+    assert not attend.classify(strides, 8, 2)[0]
+    assert not attend.classify((4,) * 10, 0, 2)[0]
+    assert attend.classify((4,) * 10, 0, 4)[0]
 
 
 OTHER = {
-    torch.bfloat16: torch.float16, torch.float32: torch.float16, torch.int32: torch.int64, torch.bool: torch.int32, torch.int64: torch.int32,
-    True: False, False: True, None: torch.float32,
+    torch.bfloat16: torch.float16, torch.float32: torch.float16, torch.int32: torch.int64, torch.bool: torch.int32,
+    torch.int64: torch.int32, True: False, False: True, None: torch.float32,
 }  # fmt: skip
 
 
@@ -149,44 +170,43 @@ def another(value):
     return OTHER[value] if not isinstance(value, int) or isinstance(value, bool) else value + 16
 
 
-ATTEND = attend.Key(
-    0, torch.bfloat16, torch.bfloat16, torch.int32, torch.int32, torch.int32, None, None, None, None, False, True, False, True, True,
-    False, False, 128, 128, 4, 16, (16, 32, 5, 4, 0, 0, 0, False),
-)  # fmt: skip
+SOURCES = {
+    "attend": (
+        attend.source,
+        attend.Key(
+            0, torch.bfloat16, torch.int32, None, None, None, None, False, True, True, False, True, True, False, False, 128, 128, 4,
+            16, (16, 32, 5, 4, 0, 0, 0, False, True),
+        ),
+    ),
+    "plan": (plan.source, plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, 16, 32, 0, 0, True, 256)),
+    "pieces": (merge.pieces_source, merge.PiecesKey(0, torch.bfloat16, torch.int32, True, True, 4, 128, 64)),
+    "merge": (merge.source, merge.Key(0, torch.float32, torch.bfloat16, True, True, 128)),
+    "write_kv": (write_kv.source, write_kv.Key(0, torch.bfloat16, torch.int64, True, 128, 128, 16, 1024)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("module", "key"),
-    [
-        (attend, ATTEND),
-        (merge, merge.Key(0, torch.float32, torch.bfloat16, True, True, 128)),
-        (write_kv, write_kv.Key(0, torch.bfloat16, torch.int64, True, 128, 128, 16, 1024)),
-    ],
-    ids=["attend", "merge", "write_kv"],
-)
-def test_each_field_of_a_key_reaches_the_source(module, key):
+@pytest.mark.parametrize(("source", "key"), SOURCES.values(), ids=SOURCES.keys())
+def test_each_field_of_a_key_reaches_the_source(source, key):
     """No field is idle, so none compiles twice for nothing; and a source has nothing but its key to come from."""
-    assert module.source(key) == module.source(tuple(key))
+    assert source(key) == source(tuple(key))
     for field, value in key._asdict().items():
-        assert module.source(key._replace(**{field: another(value)})) != module.source(key), field
+        assert source(key._replace(**{field: another(value)})) != source(key), field
 
 
-@pytest.mark.parametrize("module", [attend, merge, write_kv])
-def test_a_source_names_the_kernels_parameters_in_their_order(module, recorded):
-    key = {
-        attend: ATTEND,
-        merge: merge.Key(0, torch.float32, torch.bfloat16, True, True, 128),
-        write_kv: write_kv.Key(0, torch.bfloat16, torch.int64, True, 128, 128, 16, 1024),
-    }[module]
-    kernel = next(value for name, value in vars(module).items() if name.endswith("_kernel"))
-    assert list(module.source(key).signature()) == list(inspect.signature(kernel.fn).parameters)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_source_names_the_kernels_parameters_in_their_order(name):
+    source, key = SOURCES[name]
+    module, attribute = KERNELS[name]
+    kernel = getattr(module, attribute).fn
+    assert list(source(key).signature()) == list(inspect.signature(kernel.fn).parameters)
 
 
-def test_a_launch_passes_as_many_numbers_as_its_source_names(recorded):
+@pytest.mark.parametrize("name", ["attend", "plan", "pieces"])
+def test_a_launch_passes_what_its_source_names(recorded, name):
     call(batch(), return_lse=True)
-    key, (_, pointers, numbers) = recorded.attend.keys_seen[-1], recorded.attend.launches[-1]
-    source = attend.source(key)
-    assert len(pointers) == len(source.pointers)
+    recorder = getattr(recorded, name)
+    key, (_, pointers, numbers) = recorder.keys_seen[-1], recorder.launches[-1]
+    source = SOURCES[name][0](key)
     assert [None if x is None else x.dtype for x in pointers] == list(source.pointers.values())
     assert len(numbers) == len(source.flat_types()) - sum(x is not None for x in pointers)
 
@@ -218,7 +238,7 @@ def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shap
             k, v = (torch.empty(num_tokens, *x.shape[2:], dtype=x.dtype, device="meta") for x in (b.k_cache, b.v_cache))
             slots = torch.empty(num_tokens, dtype=rng.choice([torch.int32, torch.int64]), device="meta")
             write_kv.write_kv(k, v, b.k_cache, b.v_cache, slots)
-    assert recorded.merge.launches, "no batch was split"
+    assert recorded.pieces.launches, "no batch was cut"
     for name, keys in warm.items():
         assert set(getattr(recorded, name).keys_seen) <= keys, name
 

@@ -6,11 +6,18 @@ from operator_backends import REFERENCE_CPU, TRITON_GPU, TRITON_INTERPRETER, Bac
 
 # Where there is a GPU, Triton is not in interpreter mode, and the kernel runs there instead.
 _ON_CPU = [REFERENCE_CPU] if torch.cuda.is_available() else [REFERENCE_CPU, TRITON_INTERPRETER]
-_ALL = [*_ON_CPU, pytest.param(TRITON_GPU, marks=pytest.mark.gpu)]
+_GPU = pytest.param(TRITON_GPU, marks=pytest.mark.gpu)
 
 
-@pytest.fixture(params=_ALL, ids=lambda backend: backend.name)
+@pytest.fixture(params=[*_ON_CPU, _GPU], ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """The backend of this run of the test, forced by `UNIATTN_BACKEND`."""
+    monkeypatch.setenv("UNIATTN_BACKEND", request.param.uniattn_backend)
+    return request.param
+
+
+@pytest.fixture(params=[*_ON_CPU[1:], _GPU], ids=lambda backend: backend.name)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """The backends that run the Triton kernel, for what only a kernel of tiles promises."""
     monkeypatch.setenv("UNIATTN_BACKEND", request.param.uniattn_backend)
     return request.param

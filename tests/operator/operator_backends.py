@@ -56,9 +56,12 @@ def tiny_tiles(batch: Batch, num_splits: int = 1) -> uniattn.Plan:
 
 
 def two_tile_sizes(batch: Batch, num_splits: int = 1) -> uniattn.Plan:
-    """A plan whose launch has a tile size for few query rows and another for many."""
+    """A plan whose launch has a tile size for few query rows and another for many.
+
+    The larger has fewer columns than rows, so that under a window its last rows see nothing of its first block.
+    """
     return plan_for(
-        batch, num_splits, block_m=32, block_n=32, num_stages=1, num_warps=4, small_m=16, small_n=16, small_stages=1, bulk=True
+        batch, num_splits, block_m=64, block_n=16, num_stages=1, num_warps=4, small_m=16, small_n=16, small_stages=1, bulk=True
     )
 
 

@@ -69,7 +69,7 @@ def test_cpu_tensors_take_the_reference_path_by_default(function, value, monkeyp
 def test_gpu_tensors_take_the_kernel_by_default(monkeypatch):
     monkeypatch.delenv("UNIATTN_BACKEND", raising=False)
     calls("cuda")["attend"]()
-    monkeypatch.setattr(sys.modules["uniattn.launch.attend"], "attend_kernel", Raises())
+    monkeypatch.setattr(sys.modules["uniattn.launch.attend"], "KERNELS", Raises())
     with pytest.raises(Ran):
         calls("cuda")["attend"]()
 

@@ -39,7 +39,7 @@ def cases(draw, max_heads):
         "sinks": draw(st.booleans()),
         "alibi": draw(st.booleans()),
         "causal": draw(st.one_of(st.booleans(), st.lists(st.booleans(), min_size=num_seqs, max_size=num_seqs))),
-        "lengths_as": draw(st.sampled_from(["seqlens_k", "cu_seqlens_k", "both"])),
+        "lengths_as": draw(st.sampled_from(["seqlens_k", "cu_seqlens_k"] + ["both"] * (page_size is None))),
         "num_padding_rows": draw(st.integers(0, 3)),
         "window": draw(st.one_of(st.none(), st.tuples(BOUND, BOUND))),
         "softcap": draw(st.sampled_from([0.0, 0.0, 1.0, 30.0])),

@@ -55,13 +55,6 @@ def test_options_in_16_bits_with_the_planned_tiles(backend, name, dtype):
     backend.check(batch_for(backend, OPTIONS[name], dtype=dtype))
 
 
-def test_causal_per_sequence_may_be_integers(backend):
-    batch = backend.batch(LENGTHS, head_dim=16, causal=MIXED)
-    want, _ = backend.check(batch)
-    out, _ = backend.check(batch, causal=batch.options["causal"].int())
-    assert torch.equal(out, want)
-
-
 def test_all_causal_flags_are_causal_and_none_is_not(backend):
     batch = backend.batch(LENGTHS, head_dim=16)
     flags = torch.ones(len(LENGTHS), dtype=torch.bool, device=batch.q.device)

@@ -68,9 +68,8 @@ def test_contiguous_keys_and_values(backend, lengths_as, layout):
     backend.check(batch)
 
 
-@pytest.mark.parametrize("lengths_as", ["cu_seqlens_k", "both"])
-def test_paged_lengths_from_cu_seqlens_k(backend, lengths_as):
-    backend.check(backend.batch(LENGTHS, lengths_as=lengths_as, table_filler=2**31 - 1))
+def test_paged_lengths_from_cu_seqlens_k(backend):
+    backend.check(backend.batch(LENGTHS, lengths_as="cu_seqlens_k", table_filler=2**31 - 1))
 
 
 def test_strided_queries(backend):
@@ -91,14 +90,6 @@ def test_the_same_numbers_in_every_layout_give_the_same_bits(backend):
         got = backend.run(backend.batch(LENGTHS, layout=layout, **how))
         assert torch.equal(got[0], want[0]), layout
         assert torch.equal(got[1], want[1]), layout
-
-
-def test_index_tensors_may_be_int64(backend):
-    batch = backend.batch(LENGTHS)
-    want, _ = backend.check(batch)
-    wide = {name: getattr(batch, name).long() for name in ("cu_seqlens_q", "seqlens_k")}
-    out, _ = backend.check(batch.replace(**wide))
-    assert torch.equal(out, want)
 
 
 def test_page_table_rows_may_be_strided(backend):

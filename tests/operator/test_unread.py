@@ -77,3 +77,26 @@ def test_without_return_lse_only_out_comes_back(backend):
     want, _ = backend.check(batch)
     assert torch.equal(uniattn.attention(**batch.kwargs()), want)
     assert torch.equal(uniattn.attention(**batch.kwargs(), plan=plan_for(batch, 1)), want)
+
+
+@pytest.mark.parametrize(("window", "causal"), [(None, True), ((-1, 3), False)], ids=str)
+def test_a_tile_stops_where_its_last_row_stops_seeing(kernel, window, causal):
+    """The causal end bounds the loop, not the mask alone: rows of earlier tiles never touch a NaN that only later rows see."""
+    batch = kernel.batch([(64, 64)], num_q_heads=1, head_dim=16, page_size=8, window=window, causal=causal)
+    last_page = batch.page_table[0, 7]
+    batch.k_cache[last_page] = batch.v_cache[last_page] = torch.nan  # keys 56 to 63
+    out, lse = kernel.run(batch, plan=tiny_tiles(batch))
+    assert out[:48].isfinite().all()
+    assert lse[:, :48].isfinite().all()
+    assert out[56:].isnan().all()
+
+
+def test_a_tile_starts_where_its_first_row_starts_seeing(kernel):
+    """The same for the start of a window."""
+    batch = kernel.batch([(64, 64)], num_q_heads=1, head_dim=16, page_size=8, window=(5, 0))
+    first_page = batch.page_table[0, 0]
+    batch.k_cache[first_page] = batch.v_cache[first_page] = torch.nan  # keys 0 to 7
+    out, lse = kernel.run(batch, plan=tiny_tiles(batch))
+    assert out[16:].isfinite().all()
+    assert lse[:, 16:].isfinite().all()
+    assert out[:8].isnan().all()

@@ -28,7 +28,7 @@ def find_model(path: Path | None) -> Path:
     The package is looked up by its place on disk and never imported: importing it needs a library that the demo has no use for.
     """
     if path is not None:
-        if path.is_dir() or path.suffix == ".gguf" and path.is_file():
+        if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
             return path
         raise UnsupportedError("--model", got=str(path), limit="a GGUF file or a model folder that exists", fix="check the path")
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))

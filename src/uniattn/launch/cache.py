@@ -164,9 +164,7 @@ def _plain(fn: Any, source: Source) -> Launch:
 
     def launch(grid: tuple[int, int, int], pointers: Sequence[Tensor | None], numbers: Sequence[int | float]) -> None:
         values = iter(numbers)
-        args = [
-            tuple(next(values) for _ in kind) if isinstance(kind, tuple) else next(values) for kind in source.numbers.values()
-        ]
+        args = [tuple(next(values) for _ in kind) if isinstance(kind, tuple) else next(values) for kind in source.numbers.values()]
         fn[grid](*pointers, *args, **source.constants, **source.options)
 
     return launch

@@ -29,7 +29,7 @@ def warmup(
     return_lse: bool = False,
     same_strides: bool | None = None,
 ) -> int:
-    """Compile all that calls of `attention` and `write_kv` with one layer's shapes and options can need.
+    """Compile all that calls of `plan`, `attention` and `write_kv` with one layer's shapes and options can need.
 
     Afterwards no such call compiles anything, whatever the number of sequences and tokens, their lengths, the size of the window
     or the scale: those are numbers to the kernels. A model whose layers differ (some with a window, say) calls it once for each
@@ -58,7 +58,7 @@ def warmup(
         UnsupportedError: Triton is missing or too old.
 
     >>> import uniattn
-    >>> uniattn.warmup(32, 8, 128, page_size=16, device="cpu")  # on a GPU: 9
+    >>> uniattn.warmup(32, 8, 128, page_size=16, device="cpu")  # on a GPU: 20
     0
     """
     if num_kv_heads < 1 or num_q_heads % num_kv_heads:
@@ -72,38 +72,44 @@ def warmup(
     example = torch.empty(0, dtype=dtype, device=device)
     if backend.choose(example) == "reference":
         return 0
-    from uniattn.launch import attend, merge, write_kv
+    from uniattn.launch import attend, merge, plan, write_kv
 
     v_head_dim = head_dim if v_head_dim is None else v_head_dim
     before = num_compilations()
     index = example.get_device()
-    paged = page_size is not None
+    group, paged = num_q_heads // num_kv_heads, page_size is not None
     int32 = torch.int32
-    aligned = head_dim * dtype.itemsize % 16 == 0 and v_head_dim * dtype.itemsize % 16 == 0
+    lengths = int32 if seqlens_k else None
+    # `attention` makes the offsets of contiguous K/V itself where they are not given.
+    offsets = int32 if cu_seqlens_k or not paged else None
+    flags = torch.bool if causal is None else None
     window_left, _ = window_bounds(window)
-    # Where K/V is cut, the kernel writes fp32 partials and their LSE, whatever the caller asked for.
-    outputs = {(dtype, return_lse), (torch.float32, True)}
+    aligned_out = v_head_dim * dtype.itemsize % 16 == 0
+    aligned = head_dim * dtype.itemsize % 16 == 0 and aligned_out
     likely = [True] if head_dim == v_head_dim else [True, False]
-    for out_dtype, has_lse in sorted(outputs, key=str):
-        for same in likely if same_strides is None else [same_strides]:
-            for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target_of(example.device).max_shared_bytes):
-                attend.KERNELS[
-                    attend.Key(
-                        device=index, dtype=dtype, out_dtype=out_dtype, cu_seqlens_q=int32,
-                        seqlens_k=int32 if seqlens_k else None, page_table=int32 if paged else None,
-                        # `attention` makes the offsets of contiguous K/V itself where they are not given.
-                        cu_seqlens_k=int32 if cu_seqlens_k or not paged else None,
-                        causal_per_seq=torch.bool if causal is None else None, sinks=sinks,
-                        alibi=torch.float32 if alibi_slopes else None, has_lse=has_lse, aligned=aligned, wide=False,
-                        same_strides=same, causal=causal is True, has_window=window_left != UNBOUNDED, has_softcap=softcap > 0,
-                        head_dim=head_dim, v_head_dim=v_head_dim, group=num_q_heads // num_kv_heads, page_size=page_size or 0,
-                        tiles=t.as_tuple(),
+    for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target_of(example.device).max_shared_bytes):
+        for may_cut in (False, True):
+            for chunk in plan.chunks(may_cut):
+                plan.KERNELS[
+                    plan.Key(
+                        index, int32, lengths, offsets, flags, causal is True, group, paged, t.block_m, t.block_n, t.small_m,
+                        t.small_n, may_cut, chunk,
                     )
                 ]  # fmt: skip
-    merge.KERNELS[merge.Key(index, torch.float32, dtype, v_head_dim * dtype.itemsize % 16 == 0, return_lse, v_head_dim)]
+            for same in likely if same_strides is None else [same_strides]:
+                attend.KERNELS[
+                    attend.Key(
+                        device=index, dtype=dtype, page_table=int32 if paged else None, cu_seqlens_k=None if paged else offsets,
+                        causal_per_seq=flags, sinks=sinks, alibi=torch.float32 if alibi_slopes else None, has_lse=return_lse,
+                        has_partials=may_cut, aligned=aligned, wide=False, same_strides=same, causal=causal is True,
+                        has_window=window_left != UNBOUNDED, has_softcap=softcap > 0, head_dim=head_dim, v_head_dim=v_head_dim,
+                        group=group, page_size=page_size or 0, tiles=t.compiled_in,
+                    )
+                ]  # fmt: skip
+        pieces_key = merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m)
+        merge.PIECES_KERNELS[pieces_key]
     if page_size is not None:
         block = write_kv.block_elements(num_kv_heads, head_dim, v_head_dim)
         for slots in (torch.int32, torch.int64):
             write_kv.KERNELS[write_kv.Key(index, dtype, slots, aligned, head_dim, v_head_dim, page_size, block)]
     return num_compilations() - before
-

@@ -8,8 +8,7 @@ from torch import Tensor
 from uniattn.kernels.write_kv import write_kv_kernel
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import on_index
-from uniattn.schedule.split import cdiv
-from uniattn.schedule.tiles import next_power_of_2
+from uniattn.schedule.tiles import cdiv, next_power_of_2
 
 
 class Key(NamedTuple):
@@ -67,9 +66,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     if not aligned:
         # A lone token or head may have any stride, and none counts.
         strides = tuple(
-            0 if size == 1 else stride
-            for x in (k, v, k_cache, v_cache)
-            for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+            0 if size == 1 else stride for x in (k, v, k_cache, v_cache) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
         )
         aligned = _aligned(strides, k, v, k_cache, v_cache)
     index = k.get_device()

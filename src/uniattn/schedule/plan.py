@@ -1,4 +1,4 @@
-"""What a plan is: how a batch's work is cut. Made once a step, shared by all layers whose facts agree."""
+"""What a plan is: how a batch's work is cut into items, and in which order they run. Made once a step, shared by layers."""
 
 import functools
 from dataclasses import dataclass, fields
@@ -6,29 +6,28 @@ from typing import Any
 
 from torch import Tensor
 
-from uniattn.errors import ArgumentError
 from uniattn.launch.target import Target
-from uniattn.schedule import split, tiles
-from uniattn.schedule.split import cdiv
+from uniattn.schedule import tiles
+from uniattn.schedule.tiles import Tiles, cdiv
+
+# Ints of an item's record and of a tile's entry in the plan's buffer (kernels.plan).
+RECORD_INTS = 8
+TILE_INTS = 4
+# The builder cuts no piece shorter than this: shorter ones cost more in their merge than they gain.
+MIN_PIECE_TOKENS = 128
+# The builder's smallest piece length is a slot's mean load over this, which bounds items and partials.
+MAX_DIVISOR = 2.5
+# Largest number of tiles that the builder holds at once; batches of more tiles are not cut.
+MAX_CUT_TILES = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The cut of a batch, chosen on the host from bounds alone: no lengths are read, so it holds for every batch of its sizes.
+class PlanSpec:
+    """The host's part of a plan: what the batch's sizes fix. No lengths are read, so it holds for every batch of these sizes.
 
-    The first seven fields are the facts that a call must share; the others are the choice. `num_splits` parts of each sequence's
-    visible K/V are attended by separate programs and merged.
-
-    Example: 64 decodes of up to 8192 KV tokens, 32 query and 8 KV heads, fill 132 SMs without splits; one decode needs them.
-
-    >>> import torch
-    >>> from uniattn.schedule.plan import make
-    >>> from uniattn.launch.target import Target
-    >>> h200 = Target("NVIDIA H200", "cuda", 90, 132, 232448)
-    >>> make(64, 64, 32, 8, 128, 128, 2, max_seqlen_q=1, max_seqlen_k=8192, target=h200).num_splits
-    1
-    >>> make(1, 1, 32, 8, 128, 128, 2, max_seqlen_q=1, max_seqlen_k=8192, target=h200).num_splits
-    55
+    `causal` is 0 no, 1 yes, 2 for each sequence; windows in tokens. Tiles are numbered by arithmetic on `cu_seqlens_q`, and
+    `num_tiles` bounds them; `num_items` bounds the plan's items of a KV head, `num_partials` those that are pieces, `max_rows` a
+    tile's rows. `num_splits` > 0 forces the number of pieces a tile.
     """
 
     num_tokens: int
@@ -38,6 +37,9 @@ class Plan:
     head_dim: int
     v_head_dim: int
     itemsize: int
+    causal: int
+    window_left: int
+    window_right: int
     block_m: int
     block_n: int
     num_stages: int
@@ -45,46 +47,63 @@ class Plan:
     small_m: int
     small_n: int
     small_stages: int
-    bulk: bool
+    bulk: int
+    heads_first: int
+    num_slots: int
+    item_overhead: int
+    num_tiles: int
+    num_items: int
+    num_partials: int
+    max_rows: int
     num_splits: int
 
     @functools.cached_property
-    def tiles(self) -> tuple[Any, ...]:
-        """The tile fields, as a launch's key holds them."""
-        return tiles.Tiles(
-            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages, self.bulk,
-        ).as_tuple()  # fmt: skip
+    def compiled_in(self) -> tuple[Any, ...]:
+        """`Tiles.compiled_in` of the plan's tiles."""
+        return (
+            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
+            bool(self.bulk), bool(self.heads_first),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def facts(self) -> tuple[int, ...]:
+        """The first ten fields, which a call must share."""
+        return tuple(getattr(self, field.name) for field in fields(self)[:10])
 
     def as_ints(self) -> list[int]:
-        """The plan as the op takes it."""
-        return [int(getattr(self, field.name)) for field in fields(self)]
+        """The spec as the op takes it."""
+        return [getattr(self, field.name) for field in fields(self)]
 
     @classmethod
-    def from_ints(cls, ints: list[int]) -> "Plan":
+    def from_ints(cls, ints: list[int]) -> "PlanSpec":
         """The inverse of `as_ints`."""
         return _from_ints(tuple(ints))
 
-    def check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, num_seqs: int) -> None:
-        """Raise where a call's facts differ from the plan's."""
-        came = (q.shape[0], num_seqs, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size())
-        for field, got in zip(fields(self), came, strict=False):
-            planned = getattr(self, field.name)
-            if planned != got:
-                raise ArgumentError(
-                    "plan",
-                    got=f"a plan for {field.name}={planned} with a call of {field.name}={got}",
-                    limit="a plan serves calls of its own sizes only",
-                    fix="make one with uniattn.plan(...) from this call's arguments",
-                )
+    @functools.cached_property
+    def buffer_ints(self) -> int:
+        """Length of the plan's buffer in int32: a header in a record's place, the items, the tiles."""
+        return (1 + self.num_items) * RECORD_INTS + self.num_tiles * TILE_INTS
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A plan: its spec on the host and its list of items on the device (`kernels.plan` tells the layout).
+
+    It holds the lengths of the batch that it was built from, not the page ids: one plan serves all layers of a step whose sizes,
+    causality and windows agree. The lists that the builder writes are those of `schedule.build`, where an example stands.
+    """
+
+    spec: PlanSpec
+    buffer: Tensor
 
 
 @functools.lru_cache(maxsize=1024)
-def _from_ints(ints: tuple[Any, ...]) -> Plan:
-    return Plan(*ints)
+def _from_ints(ints: tuple[int, ...]) -> PlanSpec:
+    return PlanSpec(*ints)
 
 
-@functools.lru_cache(maxsize=1024)
-def make(
+@functools.lru_cache(maxsize=4096)
+def make_spec(
     num_tokens: int,
     num_seqs: int,
     num_q_heads: int,
@@ -92,27 +111,32 @@ def make(
     head_dim: int,
     v_head_dim: int,
     itemsize: int,
+    causal: int,
+    window_left: int,
+    window_right: int,
     max_seqlen_q: int,
-    max_seqlen_k: int,
     target: Target,
-    num_splits: int | None = None,
-) -> Plan:
-    """Choose tiles and splits; `max_seqlen_*` are upper bounds in tokens, `num_splits` forces that choice.
-
-    Remembered, since all layers of a step ask the same: 0.5 us in place of 10.
-    """
+    num_splits: int = 0,
+    forced_tiles: Tiles | None = None,
+) -> PlanSpec:
+    """Choose tiles and bounds; `max_seqlen_q` is an upper bound in tokens."""
     group = num_q_heads // num_kv_heads
     # A bound far above the mean (a graph captured for any mix) would give decodes prefill's tiles; any tile size is right.
     rows = min(max_seqlen_q, cdiv(num_tokens, max(1, num_seqs))) * group
-    t = tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes)
-    if num_splits is None:
-        # Registers let about 16 warps of these kernels live on an SM.
-        slots = target.num_sms * max(1, 16 // t.num_warps)
-        programs = max(1, (num_tokens * group // t.block_m + min(num_seqs, num_tokens)) * num_kv_heads)
-        if t.block_m >= group * max_seqlen_q:
-            programs = max(1, min(num_seqs, num_tokens) * num_kv_heads)
-        num_splits = split.num_splits(programs, cdiv(max_seqlen_k, t.block_n), slots)
-    return Plan(
-        num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize, t.block_m, t.block_n, t.num_stages,
-        t.num_warps, t.small_m, t.small_n, t.small_stages, t.bulk, num_splits,
+    t = forced_tiles or tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes)
+    num_slots = target.num_sms * t.programs_per_sm
+    num_tiles = tiles.num_tiles(num_tokens, num_seqs, group, t.block_m)
+    may_cut = num_tiles <= MAX_CUT_TILES and (num_splits > 0 or num_tokens * group // t.block_m * num_kv_heads < 2 * num_slots)
+    num_items, num_partials = num_tiles, 0
+    if may_cut:
+        pieces = cdiv(int(MAX_DIVISOR * num_slots), num_kv_heads) + 1
+        num_items = num_tiles * num_splits if num_splits else num_tiles + pieces
+        num_partials = num_tiles * num_splits if num_splits else 2 * pieces
+    return PlanSpec(
+        num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize, causal, window_left, window_right,
+        t.block_m, t.block_n, t.num_stages, t.num_warps, t.small_m, t.small_n, t.small_stages, int(t.bulk), int(t.heads_first),
+        num_slots, t.item_overhead, num_tiles, num_items, num_partials, max(1, min(t.block_m, max_seqlen_q * group)), num_splits,
     )  # fmt: skip
+
+
+__all__ = ["Plan", "PlanSpec", "Tiles", "make_spec"]

@@ -1,9 +1,8 @@
 """Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
-
-from uniattn.schedule.split import cdiv
 
 
 @dataclass(frozen=True)
@@ -11,7 +10,9 @@ class Tiles:
     """One launch configuration of the portable kernel.
 
     `block_m` rows (query tokens x group) by `block_n` KV tokens a step; `small_m` > 0 adds the small-tile loop for
-    sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones.
+    sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones;
+    `programs_per_sm` is how many live on an SM at once; `heads_first` runs a sequence's heads together;
+    `item_overhead` is what starting an item and writing its partial costs, in KV tokens.
     """
 
     block_m: int
@@ -22,11 +23,16 @@ class Tiles:
     small_n: int = 0
     small_stages: int = 0
     bulk: bool = True
+    programs_per_sm: int = 1
+    heads_first: bool = False
+    item_overhead: int = 256
 
-    def as_tuple(self) -> tuple[Any, ...]:
-        """The fields, for a launch's key: a plain tuple is hashed without a Python call."""
+    @functools.cached_property
+    def compiled_in(self) -> tuple[Any, ...]:
+        """What a binary is made for, as a launch's key holds it: a plain tuple is hashed without a Python call."""
         return (
-            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages, self.bulk,
+            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
+            bool(self.bulk), bool(self.heads_first),
         )  # fmt: skip
 
 
@@ -46,6 +52,11 @@ def dim_parts(head_dim: int) -> tuple[int, int]:
         return first, 0
     rest = next_power_of_2(max(16, head_dim - first))
     return (2 * first, 0) if rest >= first else (first, rest)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
@@ -68,12 +79,12 @@ def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit:
     d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
-        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, bulk=False)
+        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
     elif rows <= ROW_CLASSES[0]:
         # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
-        tiles = Tiles(16, 32 if d <= 256 else 16, 5, 4, bulk=False)
+        tiles = Tiles(16, 32 if d <= 256 else 16, 7, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
     elif rows <= ROW_CLASSES[1] or d > 256:
-        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5)
+        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, True, 2 if d <= 128 else 1, rows <= 64)
     else:
         tiles = Tiles(128, 64 if d <= 128 else 32, 5, 8, 16, 64 if d <= 128 else 32, 5)
     return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)

@@ -93,8 +93,8 @@ def make_batch(
         layout: one of `LAYOUTS`; where K/V are contiguous, "split", "packed" or "gapped".
         sinks, alibi: add these per-head tensors to the options.
         causal: a bool, or one a sequence (becomes a bool tensor).
-        lengths_as: "seqlens_k", "cu_seqlens_k" or "both". With "both" and contiguous K/V, `cu_seqlens_k` leaves each
-            sequence two rows more than `seqlens_k` counts.
+        lengths_as: "seqlens_k", "cu_seqlens_k" or, where K/V are contiguous, "both": then `cu_seqlens_k` leaves each sequence
+            two rows more than `seqlens_k` counts.
         num_padding_rows: query rows past `cu_seqlens_q[-1]`, as graph padding leaves them; filled with NaN.
         num_spare_pages: pages that no sequence uses.
         num_spare_columns: page-table columns past the longest sequence.

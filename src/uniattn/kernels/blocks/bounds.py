@@ -25,12 +25,12 @@ def tile_range(kv_len, q_len, first_row, left, right, readable, GROUP: tl.conste
 
 
 @triton.jit
-def split_range(begin, end, split, num_splits, BLOCK_N: tl.constexpr, MIN_BLOCKS: tl.constexpr):
-    """The part `split` of `[begin, end)` in whole blocks of BLOCK_N; late parts may be empty, none is shorter than MIN_BLOCKS."""
+def piece_range(begin, end, piece, num_pieces, BLOCK_N: tl.constexpr):
+    """Piece `piece` of `[begin, end)` cut into `num_pieces` as equal as whole blocks of BLOCK_N allow; maybe empty."""
     num_blocks = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)
-    blocks_each = tl.maximum(tl.cdiv(num_blocks, num_splits), MIN_BLOCKS)
-    split_begin = begin + split * blocks_each * BLOCK_N
-    return split_begin, tl.minimum(split_begin + blocks_each * BLOCK_N, end)
+    first = num_blocks * piece // num_pieces
+    last = num_blocks * (piece + 1) // num_pieces
+    return begin + first * BLOCK_N, tl.minimum(begin + last * BLOCK_N, end)
 
 
 @triton.jit

@@ -14,8 +14,6 @@ def slots(kv, mask, page_table_ptr, first_token, PAGE_SIZE: tl.constexpr, MASKED
     if PAGE_SIZE == 0:
         return tl.zeros_like(kv).to(tl.int64), (first_token + kv).to(tl.int64)
     else:
-        if MASKED:
-            page = tl.load(page_table_ptr + kv // PAGE_SIZE, mask=mask, other=0)
-        else:
-            page = tl.load(page_table_ptr + kv // PAGE_SIZE)
+        entry = page_table_ptr + kv // PAGE_SIZE
+        page = tl.load(entry, mask=mask, other=0) if MASKED else tl.load(entry)
         return page.to(tl.int64), (kv % PAGE_SIZE).to(tl.int64)

@@ -153,3 +153,11 @@ def store_tile(
     )
     if lse_ptr is not None:
         tl.store(lse_ptr + head.to(tl.int64) * num_tokens + q_begin + token, lse, mask=row_exists)
+
+
+@triton.jit
+def store_partial(out, lse, part, out_ptr, lse_ptr, PART_ROWS: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Write a piece's rows at the front of its place `part` in `[parts, PART_ROWS, DV]` and `[parts, PART_ROWS]`, fp32."""
+    row = part.to(tl.int64) * PART_ROWS + tl.arange(0, BLOCK_M)
+    tl.store(out_ptr + row[:, None] * DV + tl.arange(0, DV)[None, :], out)
+    tl.store(lse_ptr + row, lse)

@@ -1,0 +1,183 @@
+"""The plan's builder: from a batch's lengths to an ordered list of work items, on the device, in one launch.
+
+A tile's cost is the KV tokens that it visits, in whole blocks. Tiles longer than a piece length are cut into equal pieces, and
+pieces are listed longest first, those of large tiles before those of small ones. Every program repeats the sums over all tiles and
+then places the pieces of its own OWN tiles by counting what comes before them: no scan, no second pass, no communication.
+
+A record is 8 ints: seq, first_row, q_begin, q_len, kv_len, split, num_splits, first partial slot (-1: not cut). The header, in
+the first record's place, holds the numbers of large and of small items.
+"""
+
+import triton
+import triton.language as tl
+
+from uniattn.kernels.blocks.bounds import tile_range
+
+
+@triton.jit
+def _tile_facts(
+    tile, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, num_seqs, search_steps, num_tokens, kv_capacity,
+    window_left, window_right, CAUSAL: tl.constexpr, GROUP: tl.constexpr, PAGED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SMALL_M: tl.constexpr, SMALL_N: tl.constexpr,
+):  # fmt: skip
+    """Facts of the tiles numbered `tile` (a vector): `(exists, small, seq, first_row, q_begin, q_len, kv_len, cost)`.
+
+    Sequence i owns the tiles from cu_seqlens_q[i] * GROUP // BLOCK_M + i on: the tiles it needs, and at most one more. A last,
+    pretended sequence of no KV tokens holds the tokens past cu_seqlens_q[-1] (graph padding).
+    """
+    low = tl.zeros_like(tile)
+    high = low + num_seqs
+    for _ in range(search_steps):
+        middle = (low + high + 1) // 2
+        begin = tl.minimum(tl.load(cu_seqlens_q_ptr + middle), num_tokens)
+        before = begin * GROUP // BLOCK_M + middle <= tile
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle - 1)
+    seq = low
+    real = seq < num_seqs
+    q_begin = tl.minimum(tl.load(cu_seqlens_q_ptr + seq), num_tokens)
+    q_end = tl.minimum(tl.load(cu_seqlens_q_ptr + seq + 1, mask=real, other=num_tokens), num_tokens)
+    q_len = q_end - q_begin
+    first_row = (tile - (q_begin * GROUP // BLOCK_M + seq)) * BLOCK_M
+    exists = first_row < q_len * GROUP
+    kv_len = tl.zeros_like(tile)
+    readable = kv_len + kv_capacity
+    if cu_seqlens_k_ptr is not None:
+        first_token = tl.load(cu_seqlens_k_ptr + seq, mask=real, other=0)
+        kv_len = tl.load(cu_seqlens_k_ptr + seq + 1, mask=real, other=0) - first_token
+        if not PAGED:
+            readable = tl.minimum(kv_len, kv_capacity - first_token)
+    if seqlens_k_ptr is not None:
+        kv_len = tl.load(seqlens_k_ptr + seq, mask=real, other=0)
+    kv_len = tl.where(real, kv_len, 0)
+    readable = tl.minimum(readable, kv_len)
+    right = tl.zeros_like(tile) + window_right
+    if causal_ptr is not None:
+        right = tl.where(tl.load(causal_ptr + seq, mask=real, other=0) != 0, 0, right)
+    elif CAUSAL:
+        right = tl.zeros_like(tile)
+    begin, _, _, end = tile_range(kv_len, q_len, first_row, window_left, right, readable, GROUP, BLOCK_M)
+    seen = tl.maximum(end - begin, 1)
+    cost = tl.cdiv(seen, BLOCK_N) * BLOCK_N
+    small = q_len * GROUP <= SMALL_M
+    if SMALL_M > 0:
+        begin, _, _, end = tile_range(kv_len, q_len, first_row, window_left, right, readable, GROUP, SMALL_M)
+        cost = tl.where(small, tl.cdiv(tl.maximum(end - begin, 1), SMALL_N) * SMALL_N, cost)
+    return exists, small, seq, first_row, q_begin, q_len, kv_len, tl.where(exists, cost, 0)
+
+
+@triton.jit
+def _pieces(cost, exists, piece_tokens, forced_splits, block):
+    """Pieces that each tile is cut into: the fewest of at most `piece_tokens`, or the forced number as far as it has
+    blocks; 0 where there is no tile."""
+    free = tl.ceil(cost.to(tl.float32) / piece_tokens.to(tl.float32)).to(tl.int32)
+    forced = tl.minimum(forced_splits, cost // block)
+    return tl.where(exists, tl.where(forced_splits > 0, forced, free), 0)
+
+
+@triton.jit
+def _estimate(cost, exists, tried, mean_load, num_kv_heads, num_slots, item_overhead):
+    """Time, in KV tokens of one slot, of a batch cut into pieces of at most `tried`.
+
+    Items of equal length run in whole waves over the chip's slots; items of mixed lengths, longest first, end at most one piece
+    after the mean; each item costs `item_overhead` tokens more.
+    """
+    items = tl.sum(_pieces(cost, exists, tried, 0, 1), 0) * num_kv_heads
+    in_waves = tl.cdiv(items, num_slots).to(tl.float32) * tried
+    return tl.minimum(in_waves, mean_load + tried) + item_overhead * items / num_slots
+
+
+@triton.jit
+def _piece_tokens(cost, exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE: tl.constexpr):
+    """The piece length of least estimated time, of the longest tile (no cut) and a slot's mean load over 0.5, 1, ... 2.5."""
+    mean_load = tl.sum(cost.to(tl.float32), 0) * num_kv_heads / num_slots
+    longest = tl.max(cost, 0)
+    best = longest
+    least = _estimate(cost, exists, longest, mean_load, num_kv_heads, num_slots, item_overhead)
+    for halves in tl.static_range(1, 6):
+        tried = tl.maximum(tl.ceil(mean_load * 2.0 / halves / MIN_PIECE), 1.0).to(tl.int32) * MIN_PIECE
+        tried = tl.minimum(tried, longest)
+        estimate = _estimate(cost, exists, tried, mean_load, num_kv_heads, num_slots, item_overhead)
+        best = tl.where(estimate < least, tried, best)
+        least = tl.minimum(estimate, least)
+    return best
+
+
+@triton.jit(
+    do_not_specialize=[
+        "first_tile", "num_seqs", "search_steps", "num_tokens", "num_tiles", "num_kv_heads", "num_slots", "item_overhead",
+        "forced_splits", "kv_capacity", "window_left", "window_right",
+    ]
+)  # fmt: skip
+def plan_kernel(
+    items_ptr, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, first_tile, num_seqs, search_steps, num_tokens,
+    num_tiles, num_kv_heads, num_slots, item_overhead, forced_splits, kv_capacity, window_left, window_right,
+    CAUSAL: tl.constexpr, GROUP: tl.constexpr, PAGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SMALL_M: tl.constexpr, SMALL_N: tl.constexpr, MAY_SPLIT: tl.constexpr, MIN_PIECE: tl.constexpr, CHUNK: tl.constexpr,
+    OWN: tl.constexpr,
+):  # fmt: skip
+    """Grid: cdiv(num_tiles, OWN) programs. Writes `items_ptr` `[1 + items, 8]`, the header and a record an item, and,
+    `first_tile` ints from its start, `[num_tiles, 4]`, what the merge needs of each tile: seq, first_row, num_splits, first partial slot.
+
+    MAY_SPLIT needs num_tiles <= CHUNK; without it no tile is cut.
+    `forced_splits` > 0 cuts every tile into that many pieces, as far as it has blocks.
+    """
+    tiles_ptr = items_ptr + first_tile
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    exists, small, seq, first_row, q_begin, q_len, kv_len, cost = _tile_facts(
+        own, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, num_seqs, search_steps, num_tokens, kv_capacity,
+        window_left, window_right, CAUSAL, GROUP, PAGED, BLOCK_M, BLOCK_N, SMALL_M, SMALL_N,
+    )  # fmt: skip
+    exists = exists & (own < num_tiles)
+    pieces = exists.to(tl.int32)
+    piece_cost = cost
+    before = tl.zeros_like(own)
+    slot = tl.zeros_like(own)
+    num_large = 0
+    num_small = 0
+    for first in range(0, num_tiles, CHUNK):
+        tile = first + tl.arange(0, CHUNK)
+        c_exists, c_small, _, _, _, _, _, c_cost = _tile_facts(
+            tile, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, num_seqs, search_steps, num_tokens, kv_capacity,
+            window_left, window_right, CAUSAL, GROUP, PAGED, BLOCK_M, BLOCK_N, SMALL_M, SMALL_N,
+        )  # fmt: skip
+        c_exists = c_exists & (tile < num_tiles)
+        c_cost = tl.where(c_exists, c_cost, 0)
+        c_pieces = c_exists.to(tl.int32)
+        if MAY_SPLIT:
+            piece_tokens = _piece_tokens(c_cost, c_exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE)
+            pieces = _pieces(cost, exists, piece_tokens, forced_splits, tl.maximum(tl.where(small, SMALL_N, BLOCK_N), 1))
+            piece_cost = tl.cdiv(cost, tl.maximum(pieces, 1))
+            c_block = tl.maximum(tl.where(c_small, SMALL_N, BLOCK_N), 1)
+            c_pieces = _pieces(c_cost, c_exists, piece_tokens, forced_splits, c_block)
+            is_cut = (c_pieces > 1)[None, :] & (tile[None, :] < own[:, None])
+            slot += tl.sum(tl.where(is_cut, c_pieces[None, :], 0), 1)
+        c_piece_cost = tl.cdiv(c_cost, tl.maximum(c_pieces, 1))
+        longer = c_piece_cost[None, :] > piece_cost[:, None]
+        earlier = (c_piece_cost[None, :] == piece_cost[:, None]) & (tile[None, :] < own[:, None])
+        same_kind = c_small[None, :] == small[:, None]
+        counts = ((longer | earlier) & same_kind) | (small[:, None] & (c_small[None, :] == 0))
+        before += tl.sum(tl.where(counts, c_pieces[None, :], 0), 1)
+        num_large += tl.sum(tl.where(c_small, 0, c_pieces), 0)
+        num_small += tl.sum(tl.where(c_small, c_pieces, 0), 0)
+    if tl.program_id(0) == 0:
+        tl.store(items_ptr, num_large)
+        tl.store(items_ptr + 1, num_small)
+    slot = tl.where(pieces > 1, slot, -1)
+    tile_ptr = tiles_ptr + own * 4
+    in_range = own < num_tiles
+    tl.store(tile_ptr, seq, mask=in_range)
+    tl.store(tile_ptr + 1, first_row, mask=in_range)
+    tl.store(tile_ptr + 2, pieces, mask=in_range)
+    tl.store(tile_ptr + 3, slot, mask=in_range)
+    for split in range(tl.max(pieces, 0)):
+        record = items_ptr + (1 + before + split) * 8
+        write = split < pieces
+        tl.store(record, seq, mask=write)
+        tl.store(record + 1, first_row, mask=write)
+        tl.store(record + 2, q_begin, mask=write)
+        tl.store(record + 3, q_len, mask=write)
+        tl.store(record + 4, kv_len, mask=write)
+        tl.store(record + 5, tl.zeros_like(own) + split, mask=write)
+        tl.store(record + 6, pieces, mask=write)
+        tl.store(record + 7, slot, mask=write)
