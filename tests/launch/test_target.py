@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from uniattn.launch.target import Target, from_properties, target_of
@@ -15,6 +16,22 @@ def test_cuda():
 def test_hip():
     mi300 = SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304)
     assert from_properties(mi300, hip=True) == Target("AMD Instinct MI300X", "hip", "gfx942", 304, 65536)
+
+
+def test_lds_of_a_compute_unit():
+    mi355 = SimpleNamespace(name="AMD Instinct MI355X", gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256)
+    assert from_properties(mi355, hip=True).max_shared_bytes == 163840
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "unit"),
+    [
+        ("cuda", 80, "mma"), ("cuda", 89, "mma"), ("cuda", 90, "wgmma"), ("cuda", 100, "tcgen05"), ("cuda", 103, "tcgen05"),
+        ("cuda", 120, "mma"), ("hip", "gfx942", "mfma"), ("hip", "gfx950", "mfma"), ("cpu", "cpu", "wgmma"),
+    ],
+)  # fmt: skip
+def test_matrix_unit(backend, arch, unit):
+    assert Target("", backend, arch, 1, 1).matrix_unit == unit
 
 
 def test_cpu_asks_no_driver():

@@ -30,9 +30,9 @@ class Target:
     @functools.cached_property
     def matrix_unit(self) -> str:
         """What multiplies matrices, by what holds its operands: "wgmma" (Hopper) and "tcgen05" (Blackwell of data centres) read
-        shared memory; "mma" (other NVIDIA chips) and "mfma" (AMD) registers."""
+        shared memory; "mma" (other NVIDIA chips) and "mfma" (AMD) registers. The interpreter has neither, and takes Hopper's tiles."""
         if self.backend != "cuda":
-            return "mfma" if self.backend == "hip" else "mma"
+            return "mfma" if self.backend == "hip" else "wgmma"
         return {9: "wgmma", 10: "tcgen05"}.get(int(self.arch) // 10, "mma")
 
 

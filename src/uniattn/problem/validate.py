@@ -73,14 +73,14 @@ def attention(
     if not MIN_HEAD_DIM <= head_dim_v <= MAX_HEAD_DIM_V:
         raise _head_dim("v_cache", head_dim_v, MAX_HEAD_DIM_V)
 
-    if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.ndim != 1 or len(cu_seqlens_q) == 0:
+    if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape[0] == 0:
         raise ArgumentError(
             "cu_seqlens_q",
             describe(cu_seqlens_q),
             "it must be an int32 tensor [num_seqs + 1] of the offsets of the sequences' query tokens, 0 first",
             vector_fix(cu_seqlens_q, "torch.int32"),
         )
-    num_offsets = len(cu_seqlens_q)
+    num_offsets = cu_seqlens_q.shape[0]
     num_seqs = num_offsets - 1
     ints("cu_seqlens_q", cu_seqlens_q, (num_offsets,), "num_seqs + 1", device)
     if seqlens_k is not None:
