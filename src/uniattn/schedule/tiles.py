@@ -83,7 +83,9 @@ def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit:
     few, medium = ROW_CLASSES
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
-        tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
+        # 576 dims spill 11 times beside `mma`'s 163 KB of shared memory unless eight warps share them.
+        warps = 8 if d > 512 and matrix_unit == "mma" else 4
+        tiles = Tiles(16, 32 if d <= 128 else 16, 3, warps, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
     elif rows <= few or (matrix_unit == "mma" and d > 256):
         # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
         # `mma` holds Q in registers too: 32 rows of 512 dims spill 343 times in the loop.
