@@ -12,7 +12,7 @@ import uniattn
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-MODULES = ["uniattn.attention", "uniattn.problem.check_values", "uniattn.schedule.plan"]
+MODULES = ["uniattn.attention", "uniattn.problem.check_values", "uniattn.schedule.build"]
 
 
 def run_block(number, **names):

@@ -1,5 +1,5 @@
 """Wrong arguments of `merge_states` and `write_kv`, beside right ones."""
-# ruff: noqa: E501 -- tables, one case a line
+
 
 import pytest
 import torch

@@ -70,8 +70,8 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     )
     what = parser.add_argument_group("what to run (default: the table of named batches)")
     what.add_argument(
-        "--only", action="append", default=[], metavar="NAMES", help="groups (decode, prefill, mixed, spec, models, shapes; "
-        "table for the default ones) or parts of row names, comma-separated; may be repeated",
+        "--only", action="append", default=[], metavar="NAMES", help="groups (decode, skew, prefill, mixed, spec, models, shapes;"
+        " table for the default ones) or parts of row names, comma-separated; may be repeated",
     )  # fmt: skip
     what.add_argument(
         "--batch", action="append", default=[], metavar="SPECS", help="batches as 2q1k_32q1s1k (2 prefills of 1024 tokens and 32 "

@@ -84,11 +84,18 @@ def test_table():
     assert re.search(r"decode 1 x 512 .* n/a .* 0\.78\*", text)
     assert re.search(r"prefill 1 x 2048 .*WRONG", text)
     assert "Not run: FlashInfer (No module named 'flashinfer')" in text
-    assert "prefill 1 x 2048: torch SDPA wrong: 3 elements" in text
+    assert "torch SDPA on prefill 1 x 2048: wrong: 3 elements" in text
     assert "uniattn's plan, on the device: at most 3.0 us" in text
     assert "Host time of an eager call, uniattn: 9.0 us, 18.0 with its plan made in the call, 6.0 the plan alone." in text
     assert "card NVIDIA H200" in text
     assert "790 TFLOP/s, 4.30 TB/s" in text
+
+
+def test_equal_failures_are_told_once():
+    run = recorded_run()
+    for row in run.rows[:3]:
+        row.results["torch-sdpa"].status = "failed: no"
+    assert report.failure_texts(run) == [("torch SDPA", "3 rows, the first decode 1 x 512", "failed: no")]
 
 
 def test_saved_and_loaded(tmp_path):

@@ -1,12 +1,13 @@
 """The backends that the operator tests run on, and how a test runs and checks a batch on one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 import uniattn
+from uniattn.schedule.tiles import Tiles
 from uniattn.testing import Batch, assert_matches_oracle, make_batch, poison_unread, poisoned_allocations
 
 
@@ -46,8 +47,12 @@ class Backend:
 def plan_for(batch: Batch, num_splits: int | None = None, **tiles: Any) -> uniattn.Plan:
     """The plan of `batch` with `num_splits` and some of its tile sizes forced."""
     names = ("q", "k_cache", "v_cache", "cu_seqlens_q", "seqlens_k", "page_table", "cu_seqlens_k")
-    plan = uniattn.plan(**{name: getattr(batch, name) for name in names}, num_splits=num_splits)
-    return replace(plan, **tiles)
+    call = {name: getattr(batch, name) for name in names} | {
+        name: batch.options[name] for name in ("causal", "window") if name in batch.options
+    }
+    spec = uniattn.plan(**call).spec
+    chosen = {field.name: getattr(spec, field.name) for field in fields(Tiles) if hasattr(spec, field.name)}
+    return uniattn.plan(**call, num_splits=num_splits, tiles=Tiles(**chosen | tiles))
 
 
 def tiny_tiles(batch: Batch, num_splits: int = 1) -> uniattn.Plan:

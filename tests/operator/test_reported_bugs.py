@@ -124,7 +124,7 @@ def test_the_tile_does_not_follow_the_page_size(backend):
         page_size: plan_for(backend.batch([(1, 20)], num_q_heads=1, head_dim=8, page_size=page_size, num_spare_pages=0), 1)
         for page_size in (16, 544, 1056)
     }
-    assert len({(p.block_m, p.block_n) for p in sizes.values()}) == 1
+    assert len({(p.spec.block_m, p.spec.block_n) for p in sizes.values()}) == 1
 
 
 def test_no_sinks_after_sinks(backend):

@@ -15,7 +15,8 @@ def attend_args(batch, *, out, lse, sinks=None, alibi_slopes=None, causal_per_se
     """The arguments of `torch.ops.uniattn.attend` for a causal call of `batch`."""
     return (
         batch.q, batch.k_cache, batch.v_cache, batch.cu_seqlens_q, batch.seqlens_k, batch.page_table, batch.cu_seqlens_k,
-        batch.num_tokens, 64, 0.25, True, causal_per_seq, UNBOUNDED, UNBOUNDED, 0.0, sinks, alibi_slopes, plan, out, lse,
+        batch.num_tokens, 0.25, True, causal_per_seq, UNBOUNDED, UNBOUNDED, 0.0, sinks, alibi_slopes,
+        None if plan is None else plan.spec.as_ints(), None if plan is None else plan.buffer, out, lse,
     )  # fmt: skip
 
 
@@ -35,9 +36,20 @@ def test_opcheck_attend(backend, page_size, optional):
     extra = {}
     if optional:
         flags = torch.tensor([True, False, True], device=backend.device)
-        extra = {"sinks": heads, "alibi_slopes": heads + 0.5, "causal_per_seq": flags, "plan": plan_for(batch, 2).as_ints()}
+        plan = plan_for(batch.replace(options={"causal": flags}), 2)
+        extra = {"sinks": heads, "alibi_slopes": heads + 0.5, "causal_per_seq": flags, "plan": plan}
     lse = torch.zeros(2, batch.num_tokens, device=backend.device) if optional else None
     results = torch.library.opcheck(torch.ops.uniattn.attend.default, attend_args(batch, out=out, lse=lse, **extra))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_opcheck_build_plan(backend, paged):
+    batch = backend.batch(LENGTHS, head_dim=16, page_size=8 if paged else None, lengths_as="seqlens_k" if paged else "both")
+    plan = plan_for(batch)
+    lengths = (batch.cu_seqlens_q, batch.seqlens_k, batch.cu_seqlens_k, None)
+    args = (*lengths, paged, 64, plan.spec.as_ints(), torch.zeros_like(plan.buffer))
+    results = torch.library.opcheck(torch.ops.uniattn.build_plan.default, args)
     assert set(results.values()) == {"SUCCESS"}
 
 

@@ -13,7 +13,7 @@ from uniattn.bench.report import (
     cell,
     cliffs,
     estimates,
-    failures,
+    failure_texts,
     geomean,
     is_sweep,
     ratio,
@@ -99,10 +99,10 @@ def _table(head: list[str], lines: list[str]) -> str:
 
 
 def _failures(report: Report) -> str:
-    found = failures(report)
+    found = failure_texts(report)
     if not found:
         return ""
-    items = [element("li", f"<b>{escape(label)}</b> on {escape(row)}: {escape(why)}") for row, label, why in found]
+    items = [element("li", f"<b>{escape(label)}</b> on {escape(rows)}: {escape(why)}") for label, rows, why in found]
     return _section("Without a time: wrong or failed", "", element("ul", *items), kind="alert")
 
 

@@ -97,7 +97,7 @@ def _bar(key: str, label: str, us: float | None, status: str, unit: float, span:
     return svg.element("g", *parts)
 
 
-_SHAPES = {"decode": "circle", "prefill": "square", "mixed": "diamond", "spec": "triangle"}
+_SHAPES = {"decode": "circle", "skew": "circle", "prefill": "square", "mixed": "diamond", "spec": "triangle"}
 
 
 def shape_of(group: str) -> str:

@@ -128,6 +128,17 @@ def failures(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
+def failure_texts(report: Report) -> list[tuple[str, str, str]]:
+    """`failures` as `(label, rows, why)`, rows where one provider fails in the same words told together."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row, label, why in failures(report):
+        rows.setdefault((label, why), []).append(row)
+    return [
+        (label, names[0] if len(names) == 1 else f"{len(names)} rows, the first {names[0]}", why)
+        for (label, why), names in rows.items()
+    ]
+
+
 def us_text(us: float | None) -> str:
     """Microseconds with as many digits as a reader needs."""
     if us is None:
@@ -228,7 +239,7 @@ def _notes(report: Report) -> list[str]:
         found = cliffs(report)
         lines.append(f"Cliffs of uniattn in the sweep: {len(found) or 'none'}.")
         lines += [f"  {c.before.name} -> {c.after.x}: {c.growth:.2f} times, {c.allowed:.2f} allowed" for c in found]
-    lines += [f"{row}: {label} {why}" for row, label, why in failures(report)]
+    lines += [f"{label} on {rows}: {why}" for label, rows, why in failure_texts(report)]
     lines += [f"Not run: {label} ({why})" for label, why in report.missing.items()]
     return lines
 

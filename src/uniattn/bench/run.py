@@ -129,13 +129,16 @@ def _host(provider: Provider) -> Host | None:
 
 def facts() -> dict[str, str]:
     """Versions, card and driver, for a reader who wants to repeat a run."""
+    folder = str(Path(uniattn.__file__).parent)
+    # An installed package may lie inside somebody else's repository.
+    ours = _output("git", "-C", folder, "ls-files", "__init__.py")
     found = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
         "torch": torch.__version__,
         "triton": triton_version.installed() or "none",
         "uniattn": _version(),
-        "git": _output("git", "-C", str(Path(uniattn.__file__).parent), "describe", "--always", "--dirty"),
+        "git": _output("git", "-C", folder, "describe", "--always", "--dirty") if ours else "",
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     }

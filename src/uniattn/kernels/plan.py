@@ -70,7 +70,7 @@ def _tile_facts(
 def _pieces(cost, exists, piece_tokens, forced_splits, block):
     """Pieces that each tile is cut into: the fewest of at most `piece_tokens`, or the forced number as far as it has
     blocks; 0 where there is no tile."""
-    free = tl.ceil(cost.to(tl.float32) / piece_tokens.to(tl.float32)).to(tl.int32)
+    free = tl.ceil(cost.to(tl.float32) / tl.maximum(piece_tokens, 1).to(tl.float32)).to(tl.int32)
     forced = tl.minimum(forced_splits, cost // block)
     return tl.where(exists, tl.where(forced_splits > 0, forced, free), 0)
 
