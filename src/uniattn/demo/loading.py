@@ -49,7 +49,7 @@ def find_model(path: Path | None) -> Path:
 def import_libraries(is_gguf: bool) -> None:
     """Import what the demo stands on, with every look at the network switched off; say what is missing where something is."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    needed = ["torch", "tqdm", "transformers", "accelerate", "psutil"] + (["gguf"] if is_gguf else [])
+    needed = ["torch", "tqdm", "transformers", "psutil"] + (["gguf", "accelerate"] if is_gguf else [])
     for name in needed:
         if importlib.util.find_spec(name) is None:
             raise UnsupportedError(
