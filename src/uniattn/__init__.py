@@ -2,6 +2,7 @@
 
 from uniattn.attention import Plan, attention, merge_states, plan, write_kv
 from uniattn.errors import ArgumentError, UniattnError, UnsupportedError
+from uniattn.launch.warmup import warmup
 from uniattn.problem.check_values import check_values
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "check_values",
     "merge_states",
     "plan",
+    "warmup",
     "write_kv",
 ]

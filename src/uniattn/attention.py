@@ -134,11 +134,14 @@ def attention(
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
     lse = q.new_empty((num_q_heads, num_tokens), dtype=torch.float32) if return_lse else None
-    torch.ops.uniattn.attend(
+    watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out)
+    attend = torch.ops.uniattn.attend if watched else ops.attend
+    spec, buffer = (None, None) if plan is None else (plan.spec.as_ints() if watched else plan.spec, plan.buffer)
+    attend(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, _offsets_k(seqlens_k, page_table, cu_seqlens_k),
         num_tokens if max_seqlen_q is None else max_seqlen_q, head_dim**-0.5 if softmax_scale is None else softmax_scale,
         causal is True, causal if isinstance(causal, Tensor) else None, window_left, window_right, softcap, sinks, alibi_slopes,
-        None if plan is None else plan.spec.as_ints(), None if plan is None else plan.buffer, out, lse,
+        spec, buffer, out, lse,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 
@@ -209,9 +212,11 @@ def plan(
             "only a plan of the same sizes, causality, window and device can be rebuilt in place",
             "leave it out to have one allocated",
         )
-    torch.ops.uniattn.build_plan(
+    watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out.buffer)
+    build = torch.ops.uniattn.build_plan if watched else ops.build_plan
+    build(
         cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
-        page_table is not None, _kv_capacity(k_cache, page_table), spec.as_ints(), out.buffer,
+        page_table is not None, _kv_capacity(k_cache, page_table), spec.as_ints() if watched else spec, out.buffer,
     )  # fmt: skip
     return out
 
@@ -238,6 +243,8 @@ def _check_plan(plan: object, came: tuple[int, ...]) -> None:
     """Raise where `plan` is no plan or its facts are not `came`, the first fields of `PlanSpec`."""
     if not isinstance(plan, Plan):
         raise ArgumentError("plan", type(plan).__name__, "it must be a Plan", "pass what uniattn.plan(...) returned, or no plan")
+    if plan.spec.facts == came:
+        return
     for field, got in zip(fields(PlanSpec), came, strict=False):
         planned = getattr(plan.spec, field.name)
         if planned != got:
@@ -284,7 +291,8 @@ def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor
     outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
     lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
-    torch.ops.uniattn.merge(outs, lses, out, lse)
+    merge = torch.ops.uniattn.merge if ops.watched(outs, lses) else ops.merge
+    merge(outs, lses, out, lse)
     return out, lse
 
 
@@ -313,7 +321,8 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     validate_kv.write_kv(k, v, k_cache, v_cache, slot_mapping)
     if check_values.ENABLED and check_values.readable(k):
         check_values.write_kv_values(k_cache, slot_mapping)
-    torch.ops.uniattn.write_kv(k, v, k_cache, v_cache, slot_mapping)
+    write = torch.ops.uniattn.write_kv if ops.watched(k, v, k_cache, v_cache, slot_mapping) else ops.write_kv
+    write(k, v, k_cache, v_cache, slot_mapping)
 
 
 __all__ = ["Plan", "attention", "merge_states", "ops", "plan", "write_kv"]

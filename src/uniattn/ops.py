@@ -2,12 +2,17 @@
 
 `torch.ops.uniattn.attend`, `.merge` and `.write_kv` make `torch.compile(fullgraph=True)` work. They are defined with
 `torch.library.Library.define`, whose dispatch costs about 3 us a call with this argument list, against 72 us for `custom_op`.
+An eager call that nothing watches skips even that: `watched` says when.
 """
+
+import functools
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from uniattn.launch import backend
+from uniattn.schedule.plan import PlanSpec
 
 _LIB = torch.library.Library("uniattn", "DEF")
 _LIB.define(
@@ -41,7 +46,7 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
-    plan_spec: list[int] | None,
+    plan_spec: PlanSpec | list[int] | None,
     plan_buffer: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
@@ -55,11 +60,9 @@ def attend(
             window_left, window_right, softcap, sinks, alibi_slopes, out, lse,
         )  # fmt: skip
     else:
-        from uniattn.launch import attend as launch
-
-        launch.attend(
-            q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, softmax_scale,
-            causal, causal_per_seq, window_left, window_right, softcap, sinks, alibi_slopes, plan_spec, plan_buffer, out, lse,
+        _launches().attend(
+            q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, softmax_scale, causal,
+            causal_per_seq, window_left, window_right, softcap, sinks, alibi_slopes, _spec(plan_spec), plan_buffer, out, lse,
         )  # fmt: skip
 
 
@@ -70,16 +73,19 @@ def build_plan(
     causal_per_seq: Tensor | None,
     paged: bool,
     kv_capacity: int,
-    spec: list[int],
+    spec: PlanSpec | list[int],
     buffer: Tensor,
 ) -> None:
     """Build a plan's list of items into `buffer`. The reference path has no use for one and leaves it as it is."""
     if backend.choose(buffer) != "reference":
-        from uniattn.launch import plan as launch
-        from uniattn.schedule.plan import PlanSpec
+        _launches().build(
+            _spec(spec), cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, paged, kv_capacity, buffer
+        )  # fmt: skip
 
-        plan_spec = PlanSpec.from_ints(spec)
-        launch.build(plan_spec, cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, paged, kv_capacity, buffer)
+
+def _spec(spec: PlanSpec | list[int] | None) -> PlanSpec | None:
+    """The spec itself, which direct calls pass, or that of the op's ints."""
+    return PlanSpec.from_ints(spec) if isinstance(spec, list) else spec
 
 
 def merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None) -> None:
@@ -89,9 +95,7 @@ def merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None) -> None:
 
         eager.merge(outs, lses, out, lse)
     else:
-        from uniattn.launch import merge as launch
-
-        launch.merge(outs, lses, out, lse)
+        _launches().merge(outs, lses, out, lse)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -101,10 +105,32 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
         eager.write_kv(k, v, k_cache, v_cache, slot_mapping)
     else:
-        from uniattn.launch import write_kv as launch
+        _launches().write_kv(k, v, k_cache, v_cache, slot_mapping)
 
-        launch.write_kv(k, v, k_cache, v_cache, slot_mapping)
 
+@functools.cache
+def _launches() -> ModuleType:
+    """The launches, imported when first needed, since they need Triton. An import statement in each call costs 0.7 us."""
+    from uniattn.launch import launches
+
+    return launches
+
+
+def watched(*tensors: Tensor) -> bool:
+    """Whether something must see the op itself: a compiler, a dispatch mode, a functional transform, the profiler, a subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or not _PLAIN.issuperset(map(type, tensors))
+        or _num_dispatch_modes() > 0
+        or _transform() is not None
+        or _profiling()
+    )
+
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_profiling = torch.autograd._profiler_enabled
 
 for _name, _impl in (("attend", attend), ("build_plan", build_plan), ("merge", merge), ("write_kv", write_kv)):
     for _key in ("CPU", "CUDA"):

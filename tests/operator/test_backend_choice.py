@@ -14,9 +14,9 @@ class Ran(Exception):
 
 
 class Raises:
-    """Stands for a Triton kernel: `kernel[grid](...)`."""
+    """Stands for the launches of a Triton kernel: `KERNELS[key](...)`."""
 
-    def __getitem__(self, grid):
+    def __getitem__(self, key):
         raise Ran
 
 
@@ -46,7 +46,7 @@ def test_the_chosen_path_runs_and_no_other(backend, function, monkeypatch):
         with monkeypatch.context() as broken:
             broken.setattr(f"uniattn.kernels.eager.{function}", raises)
             call()
-        monkeypatch.setattr(sys.modules[f"uniattn.launch.{function}"], f"{function}_kernel", Raises())
+        monkeypatch.setattr(sys.modules[f"uniattn.launch.{function}"], "KERNELS", Raises())
     else:
         monkeypatch.setattr(f"uniattn.kernels.eager.{function}", raises)
     with pytest.raises(Ran):
@@ -69,7 +69,7 @@ def test_cpu_tensors_take_the_reference_path_by_default(function, value, monkeyp
 def test_gpu_tensors_take_the_kernel_by_default(monkeypatch):
     monkeypatch.delenv("UNIATTN_BACKEND", raising=False)
     calls("cuda")["attend"]()
-    monkeypatch.setattr(sys.modules["uniattn.launch.attend"], "attend_kernel", Raises())
+    monkeypatch.setattr(sys.modules["uniattn.launch.attend"], "KERNELS", Raises())
     with pytest.raises(Ran):
         calls("cuda")["attend"]()
 

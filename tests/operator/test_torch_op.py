@@ -130,8 +130,8 @@ def test_fake_tensors_need_no_device(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_splits", [None, 1, 4])
-def test_cuda_graph_replays_with_other_lengths_tables_and_values(monkeypatch, num_splits):
+@pytest.mark.parametrize(("planned", "num_splits"), [(False, None), (True, None), (True, 4)])
+def test_cuda_graph_replays_with_other_lengths_tables_and_values(monkeypatch, planned, num_splits):
     """Captured for 8 sequences and 64 rows; replayed for batches that use less, tables and values replaced in place."""
     backend = TRITON_GPU
     monkeypatch.setenv("UNIATTN_BACKEND", backend.uniattn_backend)
@@ -148,12 +148,19 @@ def test_cuda_graph_replays_with_other_lengths_tables_and_values(monkeypatch, nu
         return batch.replace(page_table=wide)
 
     static = padded([(8, 100)] * 8, seed=0)
-    kwargs = static.kwargs(return_lse=True, plan=plan_for(static, num_splits))
-    uniattn.attention(**kwargs)  # compile outside the capture
+    sizes = {name: value for name, value in static.kwargs().items() if name not in ("sinks", "return_lse")}
+    plan = uniattn.plan(**sizes, num_splits=num_splits) if planned else None
+
+    def step():
+        if planned:
+            uniattn.plan(**sizes, num_splits=num_splits, out=plan)
+        return uniattn.attention(**static.kwargs(return_lse=True, plan=plan))
+
+    step()  # compile outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, lse = uniattn.attention(**kwargs)
+        out, lse = step()
     for seed, lengths in enumerate(
         [[(8, 100)] * 8, [(1, 900), (1, 3)], [(60, 60), (1, 700), (0, 5)], [], [(3, 1), (1, 1000)]], 1
     ):

@@ -59,19 +59,19 @@ def merge_kernel(
         tl.store(lse_ptr + row + head * lse_strides[0] + token * lse_strides[1], lse)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_seqs", "row_blocks"])
+@triton.jit(do_not_specialize=["first_tile", "num_tokens", "num_seqs", "num_kv_heads", "row_blocks"])
 def merge_pieces_kernel(
-    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, tiles_ptr, cu_seqlens_q_ptr, out_strides, num_tokens, num_seqs,
-    num_kv_heads, row_blocks, GROUP: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, PART_ROWS: tl.constexpr,
+    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, items_ptr, cu_seqlens_q_ptr, out_strides, first_tile, num_tokens,
+    num_seqs, num_kv_heads, row_blocks, GROUP: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, PART_ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The pieces of a plan's cut tiles. Grid: num_tiles * num_kv_heads * row_blocks programs, ROWS rows of a tile each.
 
-    `tiles_ptr` is the plan's (`kernels.plan`); partials are `[slots * num_kv_heads, PART_ROWS(, DV)]`.
+    The plan's tiles (`kernels.plan`) start `first_tile` ints behind `items_ptr`; partials are `[slots * num_kv_heads, PART_ROWS(, DV)]`.
     """
     pid = tl.program_id(0)
     kv_head = pid // row_blocks % num_kv_heads
-    tile_ptr = tiles_ptr + pid // (row_blocks * num_kv_heads) * 4
+    tile_ptr = items_ptr + first_tile + pid // (row_blocks * num_kv_heads) * 4
     num_pieces = tl.load(tile_ptr + 2)
     if num_pieces <= 1:
         return

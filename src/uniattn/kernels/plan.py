@@ -103,20 +103,26 @@ def _piece_tokens(cost, exists, num_kv_heads, num_slots, item_overhead, MIN_PIEC
     return best
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "first_tile", "num_seqs", "search_steps", "num_tokens", "num_tiles", "num_kv_heads", "num_slots", "item_overhead",
+        "forced_splits", "kv_capacity", "window_left", "window_right",
+    ]
+)  # fmt: skip
 def plan_kernel(
-    items_ptr, tiles_ptr, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, num_seqs, search_steps, num_tokens,
+    items_ptr, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, first_tile, num_seqs, search_steps, num_tokens,
     num_tiles, num_kv_heads, num_slots, item_overhead, forced_splits, kv_capacity, window_left, window_right,
     CAUSAL: tl.constexpr, GROUP: tl.constexpr, PAGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SMALL_M: tl.constexpr, SMALL_N: tl.constexpr, MAY_SPLIT: tl.constexpr, MIN_PIECE: tl.constexpr, CHUNK: tl.constexpr,
     OWN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: cdiv(num_tiles, OWN) programs. Writes `items_ptr` `[1 + items, 8]`, the header and a record an item, and
-    `tiles_ptr` `[num_tiles, 4]`, what the merge needs of each tile: seq, first_row, num_splits, first partial slot.
+    """Grid: cdiv(num_tiles, OWN) programs. Writes `items_ptr` `[1 + items, 8]`, the header and a record an item, and,
+    `first_tile` ints from its start, `[num_tiles, 4]`, what the merge needs of each tile: seq, first_row, num_splits, first partial slot.
 
     MAY_SPLIT needs num_tiles <= CHUNK; without it no tile is cut.
     `forced_splits` > 0 cuts every tile into that many pieces, as far as it has blocks.
     """
+    tiles_ptr = items_ptr + first_tile
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     exists, small, seq, first_row, q_begin, q_len, kv_len, cost = _tile_facts(
         own, cu_seqlens_q_ptr, seqlens_k_ptr, cu_seqlens_k_ptr, causal_ptr, num_seqs, search_steps, num_tokens, kv_capacity,

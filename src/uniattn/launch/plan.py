@@ -1,13 +1,69 @@
 """Launch of the plan's builder."""
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from uniattn.kernels.plan import plan_kernel
-from uniattn.launch.target import on_device
+from uniattn.launch.cache import Kernels, Source
+from uniattn.launch.target import on_index
 from uniattn.schedule.plan import MAX_CUT_TILES, MIN_PIECE_TOKENS, RECORD_INTS, PlanSpec
 from uniattn.schedule.tiles import cdiv
 
 _OWN = 16
+
+
+class Key(NamedTuple):
+    """All that the builder's binary depends on: dtypes of what it reads, None where it is absent, and what a tile's cost is.
+
+    `chunk` is how many tiles a program holds at once; a plan that may cut tiles holds them all.
+    """
+
+    device: int
+    cu_seqlens_q: torch.dtype
+    seqlens_k: torch.dtype | None
+    cu_seqlens_k: torch.dtype | None
+    causal_per_seq: torch.dtype | None
+    causal: bool
+    group: int
+    paged: bool
+    block_m: int
+    block_n: int
+    small_m: int
+    small_n: int
+    may_cut: bool
+    chunk: int
+
+
+def source(key: Key) -> Source:
+    """What is compiled for a key, or for its plain tuple."""
+    k = Key(*key)
+    return Source(
+        device=k.device,
+        pointers=dict(
+            items_ptr=torch.int32, cu_seqlens_q_ptr=k.cu_seqlens_q, seqlens_k_ptr=k.seqlens_k, cu_seqlens_k_ptr=k.cu_seqlens_k,
+            causal_ptr=k.causal_per_seq,
+        ),
+        numbers=dict.fromkeys(
+            ("first_tile", "num_seqs", "search_steps", "num_tokens", "num_tiles", "num_kv_heads", "num_slots", "item_overhead",
+             "forced_splits", "kv_capacity", "window_left", "window_right"), "i32",
+        ),
+        constants=dict(
+            CAUSAL=k.causal, GROUP=k.group, PAGED=k.paged, BLOCK_M=k.block_m, BLOCK_N=k.block_n, SMALL_M=k.small_m,
+            SMALL_N=k.small_n, MAY_SPLIT=k.may_cut, MIN_PIECE=MIN_PIECE_TOKENS, CHUNK=k.chunk, OWN=_OWN,
+        ),
+        divisors={},
+        options=dict(num_warps=8),
+    )  # fmt: skip
+
+
+KERNELS = Kernels(plan_kernel, source)
+
+
+def chunks(may_cut: bool) -> tuple[int, ...]:
+    """The chunks that a plan may need, each for at most as many tiles; what is not cut takes the largest as often as it needs."""
+    return (256, MAX_CUT_TILES) if may_cut else (MAX_CUT_TILES,)
 
 
 def build(
@@ -24,12 +80,23 @@ def build(
 
     `kv_capacity` is the KV tokens that a row of the page table, or contiguous K/V, holds.
     """
-    with on_device(buffer.device):
-        plan_kernel[(cdiv(spec.num_tiles, _OWN),)](
-            buffer, buffer[(1 + spec.num_items) * RECORD_INTS :], cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq,
-            spec.num_seqs, spec.num_seqs.bit_length(), spec.num_tokens, spec.num_tiles, spec.num_kv_heads, spec.num_slots,
-            spec.item_overhead, spec.num_splits, kv_capacity, spec.window_left, spec.window_right, CAUSAL=spec.causal == 1,
-            GROUP=spec.num_q_heads // spec.num_kv_heads, PAGED=paged, BLOCK_M=spec.block_m, BLOCK_N=spec.block_n,
-            SMALL_M=spec.small_m, SMALL_N=spec.small_n, MAY_SPLIT=spec.num_partials > 0, MIN_PIECE=MIN_PIECE_TOKENS,
-            CHUNK=256 if spec.num_tiles <= 256 else MAX_CUT_TILES, OWN=_OWN, num_warps=8,
+    index = buffer.get_device()
+    may_cut = spec.num_partials > 0
+    num_tiles, num_seqs = spec.num_tiles, spec.num_seqs
+    sizes = chunks(may_cut)
+    launch = KERNELS[
+        index, cu_seqlens_q.dtype, None if seqlens_k is None else seqlens_k.dtype,
+        None if cu_seqlens_k is None else cu_seqlens_k.dtype, None if causal_per_seq is None else causal_per_seq.dtype,
+        spec.causal == 1, spec.num_q_heads // spec.num_kv_heads, paged, spec.block_m, spec.block_n, spec.small_m, spec.small_n,
+        may_cut, sizes[0] if num_tiles <= sizes[0] else sizes[-1],
+    ]  # fmt: skip
+    with on_index(index):
+        launch(
+            (cdiv(num_tiles, _OWN), 1, 1),
+            (buffer, cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq),
+            (
+                (1 + spec.num_items) * RECORD_INTS, num_seqs, num_seqs.bit_length(), spec.num_tokens, num_tiles,
+                spec.num_kv_heads, spec.num_slots, spec.item_overhead, spec.num_splits, kv_capacity, spec.window_left,
+                spec.window_right,
+            ),
         )  # fmt: skip

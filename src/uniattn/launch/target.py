@@ -59,8 +59,11 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def on_device(device: torch.device):
-    """A context in which launches go to `device`; nothing where it is current already."""
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
+# torch.cuda.current_device() checks first that CUDA is initialised, which any CUDA tensor shows: 0.3 us in place of 0.1.
+_current_index = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_NOTHING = contextlib.nullcontext()
+
+
+def on_index(index: int) -> Any:
+    """A context in which launches go to the device of that index; nothing to do for a CPU (-1) or the current device."""
+    return _NOTHING if index < 0 or index == _current_index() else torch.cuda.device(index)

@@ -1,7 +1,7 @@
 """What a plan is: how a batch's work is cut into items, and in which order they run. Made once a step, shared by layers."""
 
 import functools
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -57,17 +57,29 @@ class PlanSpec:
     max_rows: int
     num_splits: int
 
+    @functools.cached_property
+    def compiled_in(self) -> tuple[Any, ...]:
+        """`Tiles.compiled_in` of the plan's tiles."""
+        return (
+            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
+            bool(self.bulk), bool(self.heads_first),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def facts(self) -> tuple[int, ...]:
+        """The first ten fields, which a call must share."""
+        return tuple(getattr(self, field.name) for field in fields(self)[:10])
+
     def as_ints(self) -> list[int]:
         """The spec as the op takes it."""
-        return list(astuple(self))
+        return [getattr(self, field.name) for field in fields(self)]
 
     @classmethod
     def from_ints(cls, ints: list[int]) -> "PlanSpec":
         """The inverse of `as_ints`."""
-        values: list[Any] = ints
-        return cls(*values)
+        return _from_ints(tuple(ints))
 
-    @property
+    @functools.cached_property
     def buffer_ints(self) -> int:
         """Length of the plan's buffer in int32: a header in a record's place, the items, the tiles."""
         return (1 + self.num_items) * RECORD_INTS + self.num_tiles * TILE_INTS
@@ -83,6 +95,11 @@ class Plan:
 
     spec: PlanSpec
     buffer: Tensor
+
+
+@functools.lru_cache(maxsize=1024)
+def _from_ints(ints: tuple[int, ...]) -> PlanSpec:
+    return PlanSpec(*ints)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,8 @@
 """Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
 
+import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,18 @@ class Tiles:
     programs_per_sm: int = 1
     heads_first: bool = False
     item_overhead: int = 256
+
+    @functools.cached_property
+    def compiled_in(self) -> tuple[Any, ...]:
+        """What a binary is made for, as a launch's key holds it: a plain tuple is hashed without a Python call."""
+        return (
+            self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
+            bool(self.bulk), bool(self.heads_first),
+        )  # fmt: skip
+
+
+# Sequences of at most this many query rows are tiled alike; the last class has no bound.
+ROW_CLASSES = (16, 64)
 
 
 def dim_parts(head_dim: int) -> tuple[int, int]:
@@ -66,14 +80,19 @@ def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit:
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
         tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif rows <= 16:
+    elif rows <= ROW_CLASSES[0]:
         # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
         tiles = Tiles(16, 32 if d <= 256 else 16, 7, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif rows <= 64 or d > 256:
+    elif rows <= ROW_CLASSES[1] or d > 256:
         tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, True, 2 if d <= 128 else 1, rows <= 64)
     else:
         tiles = Tiles(128, 64 if d <= 128 else 32, 5, 8, 16, 64 if d <= 128 else 32, 5)
     return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
+
+
+def every(head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> list[Tiles]:
+    """All that `choose` can answer for these dims, whatever the number of rows; few rows first."""
+    return list(dict.fromkeys(choose(rows, head_dim, v_head_dim, itemsize, smem_limit) for rows in (1, *ROW_CLASSES, 1 << 20)))
 
 
 def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
@@ -101,4 +120,4 @@ def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:
     return num_tokens * group // block_m + num_seqs + 1
 
 
-__all__ = ["Tiles", "cdiv", "choose", "dim_parts", "next_power_of_2", "num_tiles", "smem_bytes"]
+__all__ = ["Tiles", "cdiv", "choose", "dim_parts", "every", "next_power_of_2", "num_tiles", "smem_bytes"]

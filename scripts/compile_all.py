@@ -1,0 +1,198 @@
+"""Compile every configuration ahead of time, for five chips, on a machine without any of them.
+
+    python scripts/compile_all.py                    # all of it, 20 to 60 minutes; writes benchmarks/compiled.json and .md
+    python scripts/compile_all.py --chip sm_90       # one chip
+    python scripts/compile_all.py --slice            # a few configurations of each chip, for the tests
+
+For each chip it asks `schedule.tiles` for the tiles of each head dim, dtype and number of query rows, compiles the kernels as a
+launch would, and fails where one needs more shared memory than a program may have or spills registers within its main loop. Each
+chip is compiled in a process of its own, since a compiler may take the process down with it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# Backend, Triton's name of the chip, threads a warp; SMs or compute units and shared memory a program may use, by their vendors.
+CHIPS = {
+    "sm_80": ("cuda", 80, 32, 108, 166912),
+    "sm_90": ("cuda", 90, 32, 132, 232448),
+    "sm_100": ("cuda", 100, 32, 148, 232448),
+    "gfx942": ("hip", "gfx942", 64, 304, 65536),
+    "gfx950": ("hip", "gfx950", 64, 256, 163840),
+}
+HEAD_DIMS = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256), (512, 512), (576, 512)]
+DTYPES = ["bfloat16", "float16", "float32"]
+# What a launch may ask for beyond causal attention over pages of 16; every configuration gets the first and some of the others.
+FEATURES = [
+    {},
+    dict(has_window=True, sinks="bfloat16", has_lse=True),
+    dict(has_softcap=True, page_size=544),
+    dict(alibi="float32", causal=False, group=1),
+    dict(page_table=None, cu_seqlens_k="int32", page_size=0, has_lse=True),
+    dict(causal_per_seq="bool", group=7, page_size=64, has_window=True),
+    dict(has_partials=False, has_lse=True, page_size=1, same_strides=False),
+    dict(aligned=False, wide=True, same_strides=False),
+]
+
+
+def configurations(chip: str, small: bool = False):
+    """`(kernel's name, what it is, its launches, key)` of everything to compile."""
+    import torch
+
+    from uniattn.launch import attend, merge, plan, write_kv
+    from uniattn.schedule import tiles
+
+    def dtype(name):
+        return getattr(torch, name)
+
+    limit = CHIPS[chip][-1]
+    turn = itertools.cycle(range(1, len(FEATURES)))
+    shapes = [("bfloat16", (128, 128)), ("bfloat16", (576, 512))] if small else itertools.product(DTYPES, HEAD_DIMS)
+    problems = [
+        (name, *dims, t)
+        for name, dims in shapes
+        for t in tiles.every(*dims, dtype(name).itemsize, limit)[slice(0, None, 2 if small else 1)]
+    ]
+    for name, head_dim, v_head_dim, t in problems:
+        more = [] if small else [next(turn) for _ in range(2 if name == "bfloat16" else 1)]
+        for i in [0, *more]:
+            facts = dict(
+                device=0, dtype=name, page_table="int32", cu_seqlens_k=None, causal_per_seq=None, sinks=None, alibi=None,
+                has_lse=False, has_partials=True, aligned=True, wide=False,
+                same_strides=head_dim == v_head_dim or head_dim == 576, causal=True, has_window=False, has_softcap=False,
+                head_dim=head_dim, v_head_dim=v_head_dim, group=4, page_size=16, tiles=t.compiled_in,
+            )  # fmt: skip
+            facts.update(FEATURES[i])
+            key = {k: dtype(v) if isinstance(v, str) else v for k, v in facts.items()}
+            dims = f"{head_dim}" if head_dim == v_head_dim else f"{head_dim}/{v_head_dim}"
+            tile = f"{t.block_m}x{t.block_n}, {t.num_stages} stages, {t.num_warps} warps"
+            if t.small_m:
+                tile += f"; {t.small_m}x{t.small_n}, {t.small_stages} stages"
+            yield "attend", f"{name} {dims}", tile, _words(FEATURES[i]), attend.KERNELS, attend.Key(**key)
+        if i == 0 and name == "bfloat16":
+            key = merge.PiecesKey(0, dtype(name), torch.int32, True, True, 4, v_head_dim, t.block_m)
+            yield "pieces", f"{name} {v_head_dim}", f"{t.block_m} rows", "", merge.PIECES_KERNELS, key
+    plans = dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n) for _, _, _, t in problems)
+    for tile in list(plans)[: 1 if small else None]:
+        for may_cut in (True, False):
+            for chunk in plan.chunks(may_cut):
+                key = plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, *tile, may_cut, chunk)
+                yield "plan", f"chunks of {chunk}", f"{tile}", "may cut" if may_cut else "", plan.KERNELS, key
+    for name, dim in [("bfloat16", 128)] if small else itertools.product(DTYPES, (64, 80, 128, 512)):
+        key = merge.Key(0, torch.float32, dtype(name), True, True, dim)
+        yield "merge", f"{name} {dim}", "", "", merge.KERNELS, key
+        key = write_kv.Key(0, dtype(name), torch.int64, True, dim, dim, 16, write_kv.block_elements(8, dim, dim))
+        yield "write_kv", f"{name} {dim}", "", "", write_kv.KERNELS, key
+
+
+def _words(feature: dict) -> str:
+    return ", ".join(f"{name}={value}" for name, value in feature.items())
+
+
+def compile_chip(chip: str, small: bool) -> list[dict]:
+    """Compile everything for one chip; one record a configuration."""
+    from resources import of
+    from triton.backends.compiler import GPUTarget
+
+    from uniattn.launch import direct
+
+    backend, arch, warp_size, _, limit = CHIPS[chip]
+    target = GPUTarget(backend, arch, warp_size)
+    records = []
+    for kernel, problem, tiles, features, kernels, key in configurations(chip, small):
+        start = time.perf_counter()
+        record = dict(chip=chip, kernel=kernel, problem=problem, tiles=tiles, features=features)
+        try:
+            used = of(direct.compiled(kernels.fn, kernels.source(key), target), backend)
+            record.update(asdict(used), seconds=round(time.perf_counter() - start, 1))
+            record["fault"] = (
+                f"{used.shared} B of shared memory of {limit}" if used.shared > limit
+                else f"{used.spills_in_loop} spills in the main loop" if used.spills_in_loop else ""
+            )  # fmt: skip
+        except Exception as error:
+            record["fault"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        records.append(record)
+        print(f"{chip} {kernel} {problem} {tiles} {features}: {record['fault'] or 'ok'}", file=sys.stderr, flush=True)
+    return records
+
+
+def run_chip(chip: str, small: bool) -> list[dict]:
+    """`compile_chip` in a process of its own."""
+    command = [sys.executable, __file__, "--worker", chip, *(["--slice"] if small else [])]
+    # Compiling is what is asked for: the interpreter compiles nothing, and the cache on disk would fill up with foreign chips.
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        fault = f"the process ended with {done.returncode}"
+        return [dict(chip=chip, kernel="all", problem="", tiles="", features="", fault=fault)]
+    return json.loads(done.stdout)
+
+
+def report(records: list[dict], version: str) -> str:
+    """The record as Markdown: a line for each chip, then a table of the attention kernel's configurations."""
+    lines = [
+        "# Compiled ahead of time",
+        "",
+        f"Written by `python scripts/compile_all.py` with Triton {version}; all fields are in compiled.json.",
+        "Registers are a thread's, of 255 on NVIDIA and 512 on AMD. Spills: bytes a thread (NVIDIA) or vector registers (AMD);",
+        "what counts is that none is in a main loop. A row is the worst of its configuration's features.",
+        "",
+        "| chip | configurations | faults | most registers | most shared memory, B | limit, B |",
+        "|---|---|---|---|---|---|",
+    ]
+    for chip, facts in CHIPS.items():
+        mine = [r for r in records if r["chip"] == chip]
+        if mine:
+            worst = [max((r.get(name, 0) for r in mine), default=0) for name in ("registers", "shared")]
+            faults = sum(bool(r["fault"]) for r in mine)
+            lines.append(f"| {chip} | {len(mine)} | {faults} | {worst[0]} | {worst[1]} | {facts[-1]} |")
+    for chip in CHIPS:
+        groups: dict[tuple, list[dict]] = {}
+        for r in records:
+            if r["chip"] == chip and r["kernel"] == "attend":
+                groups.setdefault((r["problem"], r["tiles"]), []).append(r)
+        if groups:
+            lines += ["", f"## {chip}", "", "| problem | tiles | registers | spills | in the loop | shared, B | fault |"]
+            lines.append("|---" * 7 + "|")
+        for (problem, tiles), mine in groups.items():
+            worst = [max(r.get(name, 0) for r in mine) for name in ("registers", "spills", "spills_in_loop", "shared")]
+            faults = "; ".join(dict.fromkeys(r["fault"] for r in mine if r["fault"]))
+            lines.append(f"| {problem} | {tiles} | {' | '.join(map(str, worst))} | {faults} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chip", action="append", choices=CHIPS, help="this chip alone; may be repeated")
+    parser.add_argument("--slice", action="store_true", help="a few configurations of each chip, and no record")
+    parser.add_argument("--worker", choices=CHIPS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(compile_chip(options.worker, options.slice)))
+        return 0
+    import triton
+
+    records = [r for chip in options.chip or CHIPS for r in run_chip(chip, options.slice)]
+    if not options.slice:
+        path = ROOT / "benchmarks" / "compiled.json"
+        if options.chip and path.exists():
+            records = [r for r in json.loads(path.read_text())["records"] if r["chip"] not in options.chip] + records
+        path.write_text(json.dumps({"triton": triton.__version__, "records": records}, indent=0) + "\n")
+        path.with_suffix(".md").write_text(report(records, triton.__version__))
+    faults = [r for r in records if r["fault"]]
+    for r in faults:
+        print(f"{r['chip']} {r['kernel']} {r['problem']} ({r['tiles']}; {r['features'] or 'plain'}): {r['fault']}")
+    print(f"{len(records)} configurations, {len(faults)} with a fault")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Compiling a model's kernels before its first batch."""
+
+import torch
+
+from uniattn.errors import ArgumentError
+from uniattn.launch import backend
+from uniattn.launch.cache import num_compilations
+from uniattn.launch.target import target_of
+from uniattn.problem.layout import UNBOUNDED, window_bounds
+from uniattn.schedule import tiles
+
+
+def warmup(
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    v_head_dim: int | None = None,
+    page_size: int | None = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cuda",
+    causal: bool | None = True,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: torch.dtype | None = None,
+    alibi_slopes: bool = False,
+    seqlens_k: bool = True,
+    cu_seqlens_k: bool = False,
+    return_lse: bool = False,
+    same_strides: bool | None = None,
+) -> int:
+    """Compile all that calls of `plan`, `attention` and `write_kv` with one layer's shapes and options can need.
+
+    Afterwards no such call compiles anything, whatever the number of sequences and tokens, their lengths, the size of the window
+    or the scale: those are numbers to the kernels. A model whose layers differ (some with a window, say) calls it once for each
+    kind. Kernels that Triton's cache on disk holds are taken from there. What still compiles later: tensors whose address is not
+    a multiple of 16 bytes, or odd strides (padded heads), and plans with tiles of the caller's own.
+
+    Args:
+        num_q_heads, num_kv_heads, head_dim: of q and the caches.
+        v_head_dim: of V. None: `head_dim`.
+        page_size: tokens a page; None for contiguous K/V.
+        dtype: of q and the caches.
+        device: where the tensors will be; on a CPU there is nothing to compile.
+        causal: as in `attention`; None stands for a bool tensor.
+        window, softcap: as in `attention`; only whether there is one matters.
+        sinks: dtype of the sinks, None without.
+        alibi_slopes, seqlens_k, cu_seqlens_k: whether `attention` is given that tensor.
+        return_lse: whether `attention` is asked for the LSE.
+        same_strides: whether K and V have equal strides, as two halves of one buffer or two buffers of one shape have. None: they
+            do where the head dims are equal; else both cases are compiled.
+
+    Returns:
+        How many kernels were compiled or taken from Triton's cache on disk.
+
+    Raises:
+        ArgumentError: head counts that do not divide.
+        UnsupportedError: Triton is missing or too old.
+
+    >>> import uniattn
+    >>> uniattn.warmup(32, 8, 128, page_size=16, device="cpu")  # on a GPU: 20
+    0
+    """
+    if num_kv_heads < 1 or num_q_heads % num_kv_heads:
+        raise ArgumentError(
+            "num_q_heads",
+            f"{num_q_heads} query heads for {num_kv_heads} KV heads",
+            "num_q_heads must be a multiple of num_kv_heads, and both at least 1",
+            "pass the head counts of one device's share of the model",
+        )
+    device = torch.device(device)
+    example = torch.empty(0, dtype=dtype, device=device)
+    if backend.choose(example) == "reference":
+        return 0
+    from uniattn.launch import attend, merge, plan, write_kv
+
+    v_head_dim = head_dim if v_head_dim is None else v_head_dim
+    before = num_compilations()
+    index = example.get_device()
+    group, paged = num_q_heads // num_kv_heads, page_size is not None
+    int32 = torch.int32
+    lengths = int32 if seqlens_k else None
+    # `attention` makes the offsets of contiguous K/V itself where they are not given.
+    offsets = int32 if cu_seqlens_k or not paged else None
+    flags = torch.bool if causal is None else None
+    window_left, _ = window_bounds(window)
+    aligned_out = v_head_dim * dtype.itemsize % 16 == 0
+    aligned = head_dim * dtype.itemsize % 16 == 0 and aligned_out
+    likely = [True] if head_dim == v_head_dim else [True, False]
+    for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target_of(example.device).max_shared_bytes):
+        for may_cut in (False, True):
+            for chunk in plan.chunks(may_cut):
+                plan.KERNELS[
+                    plan.Key(
+                        index, int32, lengths, offsets, flags, causal is True, group, paged, t.block_m, t.block_n, t.small_m,
+                        t.small_n, may_cut, chunk,
+                    )
+                ]  # fmt: skip
+            for same in likely if same_strides is None else [same_strides]:
+                attend.KERNELS[
+                    attend.Key(
+                        device=index, dtype=dtype, page_table=int32 if paged else None, cu_seqlens_k=None if paged else offsets,
+                        causal_per_seq=flags, sinks=sinks, alibi=torch.float32 if alibi_slopes else None, has_lse=return_lse,
+                        has_partials=may_cut, aligned=aligned, wide=False, same_strides=same, causal=causal is True,
+                        has_window=window_left != UNBOUNDED, has_softcap=softcap > 0, head_dim=head_dim, v_head_dim=v_head_dim,
+                        group=group, page_size=page_size or 0, tiles=t.compiled_in,
+                    )
+                ]  # fmt: skip
+        pieces_key = merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m)
+        merge.PIECES_KERNELS[pieces_key]
+    if page_size is not None:
+        block = write_kv.block_elements(num_kv_heads, head_dim, v_head_dim)
+        for slots in (torch.int32, torch.int64):
+            write_kv.KERNELS[write_kv.Key(index, dtype, slots, aligned, head_dim, v_head_dim, page_size, block)]
+    return num_compilations() - before
