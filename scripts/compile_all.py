@@ -30,7 +30,7 @@ CHIPS = {
 }
 HEAD_DIMS = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256), (512, 512), (576, 512)]
 DTYPES = ["bfloat16", "float16", "float32"]
-# What a launch may ask for beyond causal attention over pages of 16; every configuration gets the first and some of the others.
+# What a launch may ask for beyond causal attention over pages of 16; every configuration gets the first, and in turn one of the others.
 FEATURES = [
     {},
     dict(has_window=True, sinks="bfloat16", has_lse=True),
@@ -48,22 +48,24 @@ def configurations(chip: str, small: bool = False):
     import torch
 
     from uniattn.launch import attend, merge, plan, write_kv
+    from uniattn.launch.target import Target
     from uniattn.schedule import tiles
 
     def dtype(name):
         return getattr(torch, name)
 
-    limit = CHIPS[chip][-1]
+    backend, arch, _, sms, limit = CHIPS[chip]
+    unit = Target(chip, backend, arch, sms, limit).matrix_unit
     turn = itertools.cycle(range(1, len(FEATURES)))
     shapes = [("bfloat16", (128, 128)), ("bfloat16", (576, 512))] if small else itertools.product(DTYPES, HEAD_DIMS)
     problems = [
         (name, *dims, t)
         for name, dims in shapes
-        for t in tiles.every(*dims, dtype(name).itemsize, limit)[slice(0, None, 2 if small else 1)]
+        for t in tiles.every(*dims, dtype(name).itemsize, limit, unit)[slice(0, None, 2 if small else 1)]
     ]
     for name, head_dim, v_head_dim, t in problems:
-        more = [] if small else [next(turn) for _ in range(2 if name == "bfloat16" else 1)]
-        for i in [0, *more]:
+        # fp16 takes what bf16 takes of the chip, so once is enough.
+        for i in [0] if small or name == "float16" else [0, next(turn)]:
             facts = dict(
                 device=0, dtype=name, page_table="int32", cu_seqlens_k=None, causal_per_seq=None, sinks=None, alibi=None,
                 has_lse=False, has_partials=True, aligned=True, wide=False,

@@ -27,6 +27,14 @@ class Target:
     num_sms: int
     max_shared_bytes: int
 
+    @functools.cached_property
+    def matrix_unit(self) -> str:
+        """What multiplies matrices, by what holds its operands: "wgmma" (Hopper) and "tcgen05" (Blackwell of data centres) read
+        shared memory; "mma" (other NVIDIA chips) and "mfma" (AMD) registers."""
+        if self.backend != "cuda":
+            return "mfma" if self.backend == "hip" else "mma"
+        return {9: "wgmma", 10: "tcgen05"}.get(int(self.arch) // 10, "mma")
+
 
 # Triton's interpreter has no chip; small limits keep its tiles small.
 _CPU = Target("cpu", "cpu", "cpu", 4, 65536)
@@ -47,8 +55,10 @@ def _of_index(index: int) -> Target:
 def from_properties(properties: Any, *, hip: bool) -> Target:
     """The target that `torch.cuda.get_device_properties` describes."""
     if hip:
-        # The arch name carries feature flags behind a colon: gfx942:sramecc+:xnack-. A compute unit has 64 KiB of LDS.
-        return Target(properties.name, "hip", properties.gcnArchName.split(":")[0], properties.multi_processor_count, 65536)
+        # The arch name carries feature flags behind a colon: gfx942:sramecc+:xnack-.
+        arch = properties.gcnArchName.split(":")[0]
+        # A compute unit has 64 KiB of LDS, since gfx950 160.
+        return Target(properties.name, "hip", arch, properties.multi_processor_count, 163840 if arch == "gfx950" else 65536)
     arch = 10 * properties.major + properties.minor
     # CUDA grants the larger amount of shared memory only on request, which Triton makes.
     return Target(properties.name, "cuda", arch, properties.multi_processor_count, properties.shared_memory_per_block_optin)

@@ -87,7 +87,8 @@ def warmup(
     aligned_out = v_head_dim * dtype.itemsize % 16 == 0
     aligned = head_dim * dtype.itemsize % 16 == 0 and aligned_out
     likely = [True] if head_dim == v_head_dim else [True, False]
-    for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target_of(example.device).max_shared_bytes):
+    target = target_of(example.device)
+    for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target.max_shared_bytes, target.matrix_unit):
         for may_cut in (False, True):
             for chunk in plan.chunks(may_cut):
                 plan.KERNELS[

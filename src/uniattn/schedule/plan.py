@@ -123,7 +123,7 @@ def make_spec(
     group = num_q_heads // num_kv_heads
     # A bound far above the mean (a graph captured for any mix) would give decodes prefill's tiles; any tile size is right.
     rows = min(max_seqlen_q, cdiv(num_tokens, max(1, num_seqs))) * group
-    t = forced_tiles or tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes)
+    t = forced_tiles or tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes, target.matrix_unit)
     num_slots = target.num_sms * t.programs_per_sm
     num_tiles = tiles.num_tiles(num_tokens, num_seqs, group, t.block_m)
     may_cut = num_tiles <= MAX_CUT_TILES and (num_splits > 0 or num_tokens * group // t.block_m * num_kv_heads < 2 * num_slots)

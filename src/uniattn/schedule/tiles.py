@@ -74,25 +74,41 @@ def smem_bytes(tiles_m: int, tiles_n: int, stages: int, head_dim: int, v_head_di
     return itemsize * (tiles_m * d + max(1, stages - 1) * tiles_n * (d + dv)) + 8192
 
 
-def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
-    """Tiles for sequences that bring about `rows` query rows (query tokens x group) each."""
+def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> Tiles:
+    """Tiles for sequences that bring about `rows` query rows (query tokens x group) each; `matrix_unit` as `Target` has it.
+
+    Where a comment names spills, `scripts/compile_all.py` shows them; benchmarks/compiled.md is its record.
+    """
     d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
+    few, medium = ROW_CLASSES
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
         tiles = Tiles(16, 32 if d <= 128 else 16, 3, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif rows <= ROW_CLASSES[0]:
+    elif rows <= few or (matrix_unit == "mma" and d > 256):
         # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
+        # `mma` holds Q in registers too: 32 rows of 512 dims spill 343 times in the loop.
         tiles = Tiles(16, 32 if d <= 256 else 16, 7, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif rows <= ROW_CLASSES[1] or d > 256:
-        tiles = Tiles(64, 64 if d <= 128 else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, True, 2 if d <= 128 else 1, rows <= 64)
+    elif d > 256:
+        # Two loops spill (wgmma: 101 times), and but for wgmma so do 32 tokens a step (tcgen05: 40 times, mfma: 36).
+        tiles = Tiles(64, 32 if matrix_unit == "wgmma" else 16, 5, 8, 16, 16, 5, False, 1, rows <= medium)
+    elif matrix_unit == "mma" and d > 128:
+        # 64 rows spill up to 328 times in the loop.
+        tiles = Tiles(32, 32, 5, 4, 16, 32, 5, True, 2, rows <= medium)
+    elif rows <= medium:
+        # `mma`: 64 tokens a step spill 72 times in the loop, 32 beside a second loop twice.
+        narrow = matrix_unit == "mma" and d > 64
+        tiles = Tiles(64, 64 if d <= 128 and not narrow else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, not narrow, 2 if d <= 128 else 1, True)
     else:
-        tiles = Tiles(128, 64 if d <= 128 else 32, 5, 8, 16, 64 if d <= 128 else 32, 5)
+        block_n = 64 if d <= 128 else 32
+        # 32 tokens a step spill 3 times.
+        tiles = Tiles(128, 16 if matrix_unit == "mfma" and d > 192 else block_n, 5, 8, 16, block_n, 5)
     return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
 
 
-def every(head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> list[Tiles]:
+def every(head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> list[Tiles]:
     """All that `choose` can answer for these dims, whatever the number of rows; few rows first."""
-    return list(dict.fromkeys(choose(rows, head_dim, v_head_dim, itemsize, smem_limit) for rows in (1, *ROW_CLASSES, 1 << 20)))
+    answers = (choose(rows, head_dim, v_head_dim, itemsize, smem_limit, matrix_unit) for rows in (1, *ROW_CLASSES, 1 << 20))
+    return list(dict.fromkeys(answers))
 
 
 def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
