@@ -203,7 +203,7 @@ def test_interpret_runs_the_kernel(folder, capsys, monkeypatch):
 
     from uniattn.launch import attend as launch
 
-    monkeypatch.setattr(launch, "attend_kernel", None)
+    monkeypatch.setattr(launch, "KERNELS", None)
     assert cli.main(arguments) == 2
 
 
