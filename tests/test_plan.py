@@ -157,6 +157,18 @@ def test_a_plan_is_rebuilt_in_place(device):
         uniattn.plan(q, cache, cache, **batch, seqlens_k=torch.tensor([900, 40], **ints), window=(3, 0), out=plan)
 
 
+def test_a_stale_plan_is_found_where_values_are_checked(device, monkeypatch):
+    monkeypatch.setattr("uniattn.problem.check_values.ENABLED", True)
+    ints = {"dtype": torch.int32, "device": device}
+    q = torch.zeros(2, 4, 16, device=device)
+    cache = torch.zeros(4, 16, 2, 16, device=device)
+    sizes = {"cu_seqlens_q": torch.tensor([0, 1, 2], **ints), "page_table": torch.tensor([[0, 1], [2, 3]], **ints)}
+    plan = uniattn.plan(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints))
+    uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
+        uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
+
+
 def test_a_plan_for_other_facts_is_refused(device):
     ints = {"dtype": torch.int32, "device": device}
     q = torch.zeros(2, 4, 16, device=device)

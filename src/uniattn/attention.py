@@ -8,6 +8,7 @@ from torch import Tensor
 
 from uniattn import ops
 from uniattn.errors import ArgumentError
+from uniattn.launch import backend
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv
 from uniattn.problem.layout import window_bounds
@@ -131,6 +132,10 @@ def attention(
                 q.element_size(), _causal_code(causal), window_left, window_right,
             ),
         )  # fmt: skip
+        if check_values.ENABLED and check_values.readable(q) and backend.choose(q) != "reference":
+            fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
+            _build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
+            check_values.plan_values(plan, fresh)
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
     lse = q.new_empty((num_q_heads, num_tokens), dtype=torch.float32) if return_lse else None
@@ -177,8 +182,9 @@ def plan(
         out: a plan of the same sizes, causality and window to rebuild in place. None: a new one.
 
     Returns:
-        The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths differ
-        gives wrong results, as nothing can tell them apart without reading the device. Never use one plan in two launches at once.
+        The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths
+        differ gives wrong results or reads past the page table, as nothing tells them apart without reading the device
+        (`UNIATTN_CHECK_VALUES=1` does).
 
     Raises:
         ArgumentError: an argument is wrong, or `out` was made for other sizes; nothing was written.
@@ -212,13 +218,26 @@ def plan(
             "only a plan of the same sizes, causality, window and device can be rebuilt in place",
             "leave it out to have one allocated",
         )
-    watched = ops.watched(q, k_cache, v_cache, cu_seqlens_q, out.buffer)
+    _build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
+    return out
+
+
+def _build(
+    plan: Plan,
+    k_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seqlens_k: Tensor | None,
+    page_table: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal: bool | Tensor,
+) -> None:
+    """Build the items of `plan` on the device."""
+    watched = ops.watched(k_cache, cu_seqlens_q, plan.buffer)
     build = torch.ops.uniattn.build_plan if watched else ops.build_plan
     build(
         cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
-        page_table is not None, _kv_capacity(k_cache, page_table), spec.as_ints() if watched else spec, out.buffer,
+        page_table is not None, _kv_capacity(k_cache, page_table), plan.spec.as_ints() if watched else plan.spec, plan.buffer,
     )  # fmt: skip
-    return out
 
 
 def _causal_code(causal: bool | Tensor) -> int:

@@ -83,7 +83,8 @@ def test_padded_steps_compiled(make_config, monkeypatch):
 def test_same_tokens_from_the_triton_kernel(make_config, monkeypatch):
     """The kernel itself, in Triton's interpreter where there is no GPU, on a shorter job."""
     pytest.importorskip("triton")
-    model, prompts = make_model(make_config()), make_prompts([5, 30, 1])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, prompts = make_model(make_config(), device), make_prompts([5, 30, 1])
     expected = eager(model, prompts, 3)
     monkeypatch.setenv("UNIATTN_BACKEND", "triton")
     assert batched(model, prompts, 3, max_batch_tokens=24) == expected

@@ -243,4 +243,4 @@ def test_host_time_of_a_call():
                 uniattn.attention(**kwargs, plan=plan_of_call)
             times.append((time.perf_counter() - start) / 20 * 1e6)
         print(f"host time of a call {name} a plan: {min(times):.1f} us (median {sorted(times)[15]:.1f})")
-        assert min(times) < 60
+        assert min(times) < 150

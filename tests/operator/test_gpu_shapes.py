@@ -82,6 +82,24 @@ def test_zero_lengths_at_head_dim_256(gpu):
     gpu.check(batch)
 
 
+# One part or two of K's dims, whole or padded; V's padded dim less than, equal to and more than K's first part.
+LARGE_TILE_DIMS = [
+    (8, 8), (16, 16), (24, 16), (32, 16), (40, 16), (40, 40), (40, 64), (48, 48), (64, 16), (64, 24), (64, 64), (72, 72), (80, 48),
+    (96, 96), (104, 104), (128, 64), (128, 128), (160, 160), (192, 128), (256, 64), (256, 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), LARGE_TILE_DIMS)
+def test_head_dims_on_large_tiles(gpu, head_dim, v_head_dim):
+    """Tiles of 64 and of 128 rows: their products are another instruction than those of 16 rows."""
+    how = {"num_q_heads": 6, "num_kv_heads": 2, "head_dim": head_dim, "v_head_dim": v_head_dim, "page_size": 15}
+    for lengths, block_m, dtype in (([(8, 64), (7, 200)], 64, torch.bfloat16), ([(60, 300), (50, 50)], 128, torch.float16)):
+        batch = gpu.batch(lengths, dtype=dtype, window=(150, 0), **how)
+        assert plan_for(batch).spec.block_m == block_m
+        gpu.check(batch)
+        gpu.check(batch.replace(options={}))
+
+
 def test_contiguous_keys_and_values(gpu):
     gpu.check(
         gpu.batch(MIXED, num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=None, lengths_as="both", dtype=torch.float16)

@@ -143,7 +143,7 @@ def test_cuda_graph_replays_with_other_lengths_tables_and_values(monkeypatch, pl
         batch = backend.batch(
             lengths, num_padding_rows=64 - sum(q for q, _ in lengths), num_spare_pages=256 - used, seed=seed, **how
         )
-        wide = torch.full((8, 64), -1, dtype=torch.int32, device="cuda")
+        wide = torch.full((8, 80), -1, dtype=torch.int32, device="cuda")
         wide[:, : batch.page_table.shape[1]] = batch.page_table
         return batch.replace(page_table=wide)
 

@@ -7,6 +7,7 @@ a layer.
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,9 +140,11 @@ def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
             answers[done.index], seconds = done.tokens, done.seconds
             text = loaded.tokenizer.decode(done.tokens, skip_special_tokens=True).strip()
             sizes = f"{len(job.ids[done.index]):,} tokens in, {len(done.tokens)} out, after {done.seconds:.1f} s"
-            bar.clear()
-            print(f"[{done.index + 1}] {_shorten(job.prompts[done.index].text)}  ({sizes})")
-            print("\n".join(f"    {line}" for line in text.splitlines()) + "\n", flush=True)
+            lines = [f"[{done.index + 1}] {_shorten(job.prompts[done.index].text)}  ({sizes})"]
+            for line in text.splitlines():
+                lines.append(textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="    "))
+            bar.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
 
         batches = engine.answer(loaded.model, job.ids, job.max_new_tokens, job.max_batch_tokens, show, bar.update)
     num_out = sum(map(len, answers))
@@ -166,9 +169,7 @@ def _check(loaded: Loaded, job: _Job, answers: Sequence[list[int]]) -> bool:
         print(f"Check      FAILED: {len(wrong)} of {len(answers)} answers differ from the model's eager attention in fp32")
         print("\n".join(f"           {line}" for line in wrong), flush=True)
         return False
-    print(
-        f"Check      ok: all {total} tokens equal those of the model's eager attention, one prompt at a time, in fp32", flush=True
-    )
+    print(f"Check      ok: all {total} tokens equal those of the model's eager attention, one prompt at a time, in fp32", flush=True)
     return True
 
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def find_model(path: Path | None) -> Path:
 def import_libraries(is_gguf: bool) -> None:
     """Import what the demo stands on, with every look at the network switched off; say what is missing where something is."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    needed = ["torch", "tqdm", "transformers", "accelerate", "psutil"] + (["gguf"] if is_gguf else [])
+    needed = ["torch", "tqdm", "transformers", "psutil"] + (["gguf", "accelerate"] if is_gguf else [])
     for name in needed:
         if importlib.util.find_spec(name) is None:
             raise UnsupportedError(
@@ -91,17 +92,32 @@ def load(path: Path, device: Any) -> Loaded:
     return Loaded(path.name, model, tokenizer)
 
 
-def progress_bar(total: float, label: str, *, leave: bool = True) -> Any:
-    """A tqdm bar in percent on standard error; where that is a file and no terminal, it gives a line every ten seconds."""
+@contextlib.contextmanager
+def progress_bar(total: float, label: str, *, leave: bool = True) -> Iterator[Any]:
+    """A tqdm bar in percent on standard error, whose clock runs on while nothing moves.
+
+    Where standard error is a file and no terminal, it gives a line every ten seconds.
+    """
     from tqdm import tqdm
 
-    return tqdm(
-        total=total,
-        desc=label,
-        leave=leave,
-        mininterval=0.2 if sys.stderr.isatty() else 10,
-        bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}",
-    )
+    watched = sys.stderr.isatty()
+    bar_format = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}"
+    with tqdm(total=total, desc=label, leave=leave, mininterval=0.2 if watched else 10, bar_format=bar_format) as bar:
+        done = threading.Event()
+
+        def tick() -> None:
+            while not done.wait(0.5):
+                bar.refresh()
+
+        ticking = threading.Thread(target=tick, daemon=True)
+        if watched:
+            ticking.start()
+        try:
+            yield bar
+        finally:
+            done.set()
+            if watched:
+                ticking.join()
 
 
 class _LoadingBar:
@@ -111,7 +127,7 @@ class _LoadingBar:
     """
 
     def __init__(self, name: str):
-        self._bar = progress_bar(100, f"Loading {name}")
+        self._name = name
         self._share = 0.0
         self._at = 0.0
 
@@ -120,6 +136,7 @@ class _LoadingBar:
 
         gguf_loader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
         self._undo = contextlib.ExitStack()
+        self._bar = self._undo.enter_context(progress_bar(100, f"Loading {self._name}"))
         self._undo.callback(transformers.logging.set_tqdm_hook, transformers.logging.set_tqdm_hook(self._take_over))
         if hasattr(gguf_loader, "tqdm"):
             self._undo.callback(setattr, gguf_loader, "tqdm", gguf_loader.tqdm)
@@ -127,9 +144,8 @@ class _LoadingBar:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._undo.close()
         self._bar.set_postfix_str("")
-        self._bar.close()
+        self._undo.close()
 
     @contextlib.contextmanager
     def stage(self, name: str, share: float) -> Iterator[None]:

@@ -28,7 +28,7 @@ def for_interpreter() -> list[Prompt]:
     """A job that the interpreter, some thousand times slower than a GPU, finishes in about a minute."""
     return [
         Prompt("The capital of France is", is_question=False),
-        Prompt("Two plus two is four, and three plus three is", is_question=False),
+        Prompt("Once upon a time, in a small village by the sea,", is_question=False),
     ]
 
 

@@ -133,8 +133,7 @@ def attend(
         k_all, v_all = k, v
         if step.old_slots is not None:
             k_all, v_all = (
-                slots.index_select(0, step.old_slots).index_copy_(0, step.rows_of_new, new)
-                for slots, new in ((k_slots, k), (v_slots, v))
+                slots.index_select(0, step.old_slots).index_copy_(0, step.rows_of_new, new) for slots, new in ((k_slots, k), (v_slots, v))
             )
         out = attention(queries, k_all, v_all, **options)
         write_kv(k, v, k_slots.unsqueeze(1), v_slots.unsqueeze(1), step.write_index)

@@ -12,6 +12,7 @@ from torch import Tensor
 from uniattn.errors import ArgumentError
 from uniattn.problem import validate
 from uniattn.problem.layout import window_bounds
+from uniattn.schedule.plan import Plan
 
 ENABLED = os.environ.get("UNIATTN_CHECK_VALUES", "0") not in ("", "0")
 
@@ -204,3 +205,15 @@ def _check_pages(table: Tensor, kv_lens: Tensor, first: Tensor, end: Tensor, *, 
 
 def _first(flags: Tensor) -> int:
     return int(flags.nonzero()[0])
+
+
+def plan_values(plan: Plan, fresh: Plan) -> None:
+    """Raise where `plan` was built from other lengths than `fresh`, a plan of the same spec built from those of this call."""
+    items, fresh_items = plan.items(), fresh.items()
+    if items != fresh_items:
+        raise ArgumentError(
+            "plan",
+            f"a plan of {len(items)} items that is not that of this call's lengths ({len(fresh_items)} items)",
+            "a plan holds the lengths that it was built from",
+            "rebuild it each step: uniattn.plan(..., out=plan)",
+        )

@@ -96,6 +96,12 @@ class Plan:
     spec: PlanSpec
     buffer: Tensor
 
+    def items(self) -> list[tuple[int, ...]]:
+        """The records of the plan's items in order, as `kernels.plan` writes them; waits for the device."""
+        records = self.buffer[: (1 + self.spec.num_items) * RECORD_INTS].view(-1, RECORD_INTS).tolist()
+        num_large, num_small = records[0][:2]
+        return [tuple(record) for record in records[1 : 1 + num_large + num_small]]
+
 
 @functools.lru_cache(maxsize=1024)
 def _from_ints(ints: tuple[int, ...]) -> PlanSpec:

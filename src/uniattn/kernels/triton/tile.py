@@ -104,6 +104,8 @@ def attend_tile(
     acc = tl.zeros([BLOCK_M, DV], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
+    # All loops are pipelined, those of one or two blocks too: unpipelined ones gave wrong products on Hopper where V's part was smaller
+    # than K's (Triton 3.6.0, wgmma, head dims 40/16, 64/16, 64/24), and illegal accesses.
     edge = begin
     if BULK:
         if HAS_WINDOW:
@@ -111,7 +113,7 @@ def attend_tile(
             acc, row_max, row_sum = _kv_loop(
                 acc, row_max, row_sum, q0, q1, begin, left_end, end, pos, slopes, k_ptr, v_ptr, page_table_ptr, first_token,
                 k_strides, v_strides, left, right, scale, softcap, True, HEAD_DIM, V_HEAD_DIM, D0, D1, DV, PAGE_SIZE,
-                SAME_STRIDES, HAS_SOFTCAP, HAS_ALIBI, UPCAST, BLOCK_M, BLOCK_N, 1,
+                SAME_STRIDES, HAS_SOFTCAP, HAS_ALIBI, UPCAST, BLOCK_M, BLOCK_N, NUM_STAGES,
             )  # fmt: skip
             begin = left_end
         edge = begin + tl.maximum(tl.minimum(full_end, end) - begin, 0) // BLOCK_N * BLOCK_N
@@ -123,7 +125,7 @@ def attend_tile(
     acc, row_max, row_sum = _kv_loop(
         acc, row_max, row_sum, q0, q1, edge, end, end, pos, slopes, k_ptr, v_ptr, page_table_ptr, first_token,
         k_strides, v_strides, left, right, scale, softcap, True, HEAD_DIM, V_HEAD_DIM, D0, D1, DV, PAGE_SIZE,
-        SAME_STRIDES, HAS_SOFTCAP, HAS_ALIBI, UPCAST, BLOCK_M, BLOCK_N, 1 if BULK else NUM_STAGES,
+        SAME_STRIDES, HAS_SOFTCAP, HAS_ALIBI, UPCAST, BLOCK_M, BLOCK_N, NUM_STAGES,
     )  # fmt: skip
     if not (HAS_SOFTCAP or HAS_ALIBI):
         row_max = row_max * scale
