@@ -202,13 +202,7 @@ def test_interpret_runs_the_kernel(folder, capsys, monkeypatch):
     assert cli.main(arguments) == 0
     assert "the Triton kernel, in Triton's interpreter on the CPU" in capsys.readouterr().out
 
-<<<<<<< HEAD
-    from uniattn.launch import attend as launch
-
-    monkeypatch.setattr(launch, "KERNELS", None)
-=======
     monkeypatch.setattr("uniattn.launch.attend.KERNELS", None)
->>>>>>> h2
     assert cli.main(arguments) == 2
 
 
