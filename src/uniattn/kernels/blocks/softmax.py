@@ -15,11 +15,11 @@ def online_step(scores, row_max, row_sum, scale):
     `correction` scales what was accumulated before the block.
     """
     new_max = tl.maximum(row_max, tl.max(scores, 1))
-    pivot = tl.where(new_max == float("-inf"), 0.0, new_max * scale)
-    p = tl.exp2(scores * scale - pivot[:, None])
-    # Exactly 1 where the maximum stays: row_max * scale - pivot would be contracted to a fused multiply-add, whose 2e-7 of error
-    # has one sign and compounds with every block (2e-5 in the LSE after 94 blocks).
-    correction = tl.exp2(tl.where(new_max == float("-inf"), 0.0, row_max - new_max) * scale)
+    pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
+    p = tl.exp2(scores * scale - (pivot * scale)[:, None])
+    # Exactly 1 where the maximum stays: row_max * scale - pivot * scale would be contracted to a fused multiply-add, whose error of
+    # 2e-7 has one sign and compounds with every block (2e-5 in the LSE after 94 blocks).
+    correction = tl.exp2((row_max - pivot) * scale)
     return p, correction, new_max, row_sum * correction + tl.sum(p, 1)
 
 
