@@ -133,7 +133,7 @@ def compile_chip(chip: str, small: bool) -> list[dict]:
 def run_chip(chip: str, small: bool) -> list[dict]:
     """`compile_chip` in a process of its own."""
     command = [sys.executable, __file__, "--worker", chip, *(["--slice"] if small else [])]
-    # Compiling is what is asked for: the interpreter compiles nothing, and the cache on disk would fill up with foreign chips.
+    # The tests set the interpreter for all, and that compiles nothing.
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode != 0:
