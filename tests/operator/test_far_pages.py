@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from operator_backends import tiny_tiles
 
 import uniattn
 
@@ -53,3 +54,30 @@ def test_write_past_2_to_the_31_elements(backend):
     for slot in slots.tolist():
         assert (k_cache[slot // page_size, slot % page_size] == 3).all()
         assert (v_cache[slot // page_size, slot % page_size] == 4).all()
+
+
+def heads_far_apart(x):
+    """`x` `[tokens, heads, dim]` with heads so far apart that the last lies past 2^31 elements; the gaps are never touched."""
+    num_tokens, num_heads, dim = x.shape
+    distance = (2**31 // (num_heads - 1) // dim + 8) * dim
+    far = torch.empty(num_heads, distance // dim, dim, dtype=x.dtype, device=x.device).transpose(0, 1)[:num_tokens]
+    far.copy_(x)
+    return far
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_heads_past_2_to_the_31_elements_apart(backend, num_splits):
+    """Q and the output as heads-first views; the last of 33 heads times a stride of 2^26 elements needs 64 bits."""
+    batch = backend.batch([(2, 50), (1, 40)], num_q_heads=33, num_kv_heads=1, head_dim=16, dtype=torch.float16)
+    plan = tiny_tiles(batch, num_splits)
+    out = heads_far_apart(batch.q)
+    assert (batch.q.shape[1] - 1) * out.stride(1) > 2**31
+    backend.check(batch.replace(q=heads_far_apart(batch.q)), plan=plan, out=out)
+
+
+def test_write_heads_past_2_to_the_31_elements_apart(backend):
+    k = heads_far_apart(torch.randn(2, 33, 16, device=backend.device).half())
+    k_cache, v_cache = (torch.zeros(1, 4, 33, 16, dtype=torch.float16, device=backend.device) for _ in range(2))
+    uniattn.write_kv(k, k, k_cache, v_cache, torch.tensor([2, 0], device=backend.device))
+    assert torch.equal(k_cache[0, 2], k[0])
+    assert torch.equal(v_cache[0, 0], k[1])

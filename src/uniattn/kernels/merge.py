@@ -87,9 +87,9 @@ def merge_pieces_kernel(
         partial_out_ptr, partial_lse_ptr, part_stride * DV, part_stride, first * DV, first, exists, num_pieces, DIM, DV, BLOCK_P, ROWS
     )
     token = (q_begin + row // GROUP).to(tl.int64)
-    head = kv_head * GROUP + row % GROUP
+    head = (kv_head * GROUP + row % GROUP).to(tl.int64)
     d = tl.arange(0, DV)[None, :]
     out_offset = (token * out_strides[0] + head * out_strides[1])[:, None]
     tl.store(out_ptr + out_offset + d, out.to(out_ptr.dtype.element_ty), mask=exists[:, None] & (d < DIM))
     if lse_ptr is not None:
-        tl.store(lse_ptr + head.to(tl.int64) * num_tokens + token, lse, mask=exists)
+        tl.store(lse_ptr + head * num_tokens + token, lse, mask=exists)

@@ -9,7 +9,7 @@ def _copy(src_ptr, dst_ptr, heads_dims, src_strides, dst_strides, DIM: tl.conste
     head = heads_dims // DIM
     d = heads_dims % DIM
     ok = head < num_heads
-    x = tl.load(src_ptr + head * src_strides[1] + d, mask=ok)
+    x = tl.load(src_ptr + head.to(tl.int64) * src_strides[1] + d, mask=ok)
     tl.store(dst_ptr + head.to(tl.int64) * dst_strides[2] + d, x, mask=ok)
 
 

@@ -89,7 +89,7 @@ def attend_tile(
     row_exists = row < q_len * GROUP
     pos = kv_len - q_len + token
 
-    q_offset = (q_begin + token).to(tl.int64) * q_strides[0] + head * q_strides[1]
+    q_offset = (q_begin + token).to(tl.int64) * q_strides[0] + head.to(tl.int64) * q_strides[1]
     q0 = _load_part(q_ptr, q_offset[:, None], tl.arange(0, D0)[None, :], row_exists[:, None], HEAD_DIM, 0, D0, True)
     q1 = q0
     if D1 > 0:
@@ -147,7 +147,7 @@ def store_tile(
     head = kv_head * GROUP + row % GROUP
     row_exists = row < q_len * GROUP
     dv = tl.arange(0, DV)
-    out_offset = (q_begin + token).to(tl.int64) * out_strides[0] + head * out_strides[1]
+    out_offset = (q_begin + token).to(tl.int64) * out_strides[0] + head.to(tl.int64) * out_strides[1]
     tl.store(
         out_ptr + out_offset[:, None] + dv[None, :],
         out.to(out_ptr.dtype.element_ty),
