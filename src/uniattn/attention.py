@@ -85,7 +85,8 @@ def attention(
         out: `[num_tokens, num_q_heads, head_dim_v]`, q's dtype, last stride 1, to write into; must not overlap q or the caches.
             None: allocated.
         return_lse: also return the LSE.
-        plan: what `uniattn.plan` built from this call's lengths, sizes, causality and window. None: built here.
+        plan: what `uniattn.plan` built from this call's lengths, sizes, causality and window. None: built here. Its sizes are
+            constants to `torch.compile`, which compiles anew for each; without a plan sizes may be symbolic.
         deterministic: promise bitwise equal results for equal calls. Every path of this version keeps that promise anyway.
         mask, q_scale, k_scale, v_scale, kv_format, out_scale: reserved; anything but None raises `UnsupportedError`.
 
@@ -204,7 +205,9 @@ def plan(
     if num_splits is not None and (type(num_splits) is not int or num_splits < 1):
         raise ArgumentError("num_splits", repr(num_splits), "it must be an int, at least 1", "leave it out to have it chosen")
     window_left, window_right = window_bounds(window)
-    spec = make_spec(
+    # The compiler traces through the cache anyway, and warns of it.
+    make = make_spec.__wrapped__ if torch.compiler.is_compiling() else make_spec
+    spec = make(
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
         _causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
         num_splits or 0, tiles,

@@ -43,6 +43,26 @@ def test_opcheck_attend(backend, page_size, optional):
     assert set(results.values()) == {"SUCCESS"}
 
 
+def test_compiles_with_a_plan_that_nothing_has_used_before(backend):
+    batch = finite(backend.batch(LENGTHS, head_dim=24, num_padding_rows=5))
+    plan = plan_for(batch)
+    names = ("q", "k_cache", "v_cache", "cu_seqlens_q", "seqlens_k", "page_table")
+    call = {name: getattr(batch, name) for name in names}
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda call, plan: uniattn.attention(**call, plan=plan), fullgraph=True, backend="aot_eager")
+    out = compiled(call, plan)
+    assert torch.equal(out, uniattn.attention(**call, plan=plan))
+
+
+def test_compiles_with_a_plan_made_inside(backend):
+    batch = finite(backend.batch(LENGTHS, head_dim=24, num_padding_rows=4))
+    names = ("q", "k_cache", "v_cache", "cu_seqlens_q", "seqlens_k", "page_table")
+    call = {name: getattr(batch, name) for name in names}
+    torch._dynamo.reset()
+    step = torch.compile(lambda call: uniattn.attention(**call, plan=uniattn.plan(**call)), fullgraph=True, backend="aot_eager")
+    assert torch.equal(step(call), uniattn.attention(**call))
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_opcheck_build_plan(backend, paged):
     batch = backend.batch(LENGTHS, head_dim=16, page_size=8 if paged else None, lengths_as="seqlens_k" if paged else "both")

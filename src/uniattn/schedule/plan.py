@@ -57,7 +57,8 @@ class PlanSpec:
     max_rows: int
     num_splits: int
 
-    @functools.cached_property
+    # Plain properties: torch.compile cannot trace functools.cached_property before Python 3.12, for its lock.
+    @property
     def compiled_in(self) -> tuple[Any, ...]:
         """`Tiles.compiled_in` of the plan's tiles."""
         return (
@@ -65,10 +66,13 @@ class PlanSpec:
             bool(self.bulk), bool(self.heads_first),
         )  # fmt: skip
 
-    @functools.cached_property
+    @property
     def facts(self) -> tuple[int, ...]:
         """The first ten fields, which a call must share."""
-        return tuple(getattr(self, field.name) for field in fields(self)[:10])
+        return (
+            self.num_tokens, self.num_seqs, self.num_q_heads, self.num_kv_heads, self.head_dim, self.v_head_dim, self.itemsize,
+            self.causal, self.window_left, self.window_right,
+        )  # fmt: skip
 
     def as_ints(self) -> list[int]:
         """The spec as the op takes it."""
@@ -79,7 +83,7 @@ class PlanSpec:
         """The inverse of `as_ints`."""
         return _from_ints(tuple(ints))
 
-    @functools.cached_property
+    @property
     def buffer_ints(self) -> int:
         """Length of the plan's buffer in int32: a header in a record's place, the items, the tiles."""
         return (1 + self.num_items) * RECORD_INTS + self.num_tiles * TILE_INTS
