@@ -1,7 +1,9 @@
 """`uniattn demo` on tiny random models, from a folder and from a GGUF file: what it prints, and its exit status."""
 
 import importlib.util
+import re
 import sys
+import types
 
 import pytest
 import torch
@@ -121,7 +123,7 @@ def test_answers_speed_mix_and_check(folder, capsys):
     assert "mixed prefill with decode; up to 3 requests in a step" in printed.out
     assert " 0 of " not in printed.out
     assert "Check      ok: all 24 tokens equal those of the model's eager attention" in printed.out
-    assert "Loading tiny 100%" in printed.err
+    assert printed.err.splitlines() == ["Loading tiny", "Answering", "Checking against eager attention"]
 
 
 def test_a_gguf_file_and_the_built_in_prompts(gguf_file, capsys):
@@ -130,7 +132,37 @@ def test_a_gguf_file_and_the_built_in_prompts(gguf_file, capsys):
     printed = capsys.readouterr()
     assert "Once upon a time," in printed.out
     assert "Check      ok" in printed.out
-    assert "Loading tiny.gguf 100%" in printed.err
+    assert "Loading tiny.gguf\n" in printed.err
+    assert "%" not in printed.err
+
+
+def test_bars_on_a_terminal(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["demo", "--model", str(folder), "--max-new-tokens", "3", "--prompt", "What is this?"]) == 0
+    err = capsys.readouterr().err
+    assert "Loading tiny 100% |" in err
+    assert "Answering 100% |" in err
+    assert "Answering\n" not in err
+
+
+def test_the_last_answer_fills_the_bar(capsys, monkeypatch):
+    """Though answers end early and the engine reads less than was asked, or takes a step too many."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def answer(model, ids, max_new_tokens, max_batch_tokens, on_answer, on_step):
+        on_step(7)
+        on_answer(engine.Answer(1, [1, 2], 0.1))
+        on_answer(engine.Answer(0, [3], 0.2))
+        on_step(2)
+        return engine.Batches(1, 0, 2)
+
+    monkeypatch.setattr(engine, "answer", answer)
+    tokenizer = types.SimpleNamespace(decode=lambda tokens, **options: "words")
+    job = demo._Job([prompts.Prompt("a"), prompts.Prompt("b")], [[1] * 6, [1] * 4], max_new_tokens=20, max_batch_tokens=8)
+    assert demo._answer(loading.Loaded("tiny", None, tokenizer), job) == [[3], [1, 2]]
+    shown = re.findall(r"Answering +(\d+)%", capsys.readouterr().err)
+    assert shown[0] == "0"
+    assert shown[-1] == "100"
 
 
 def test_a_gguf_file_is_parsed_once(gguf_file, monkeypatch):

@@ -10,11 +10,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from uniattn.demo import engine, prompts
-from uniattn.demo.loading import Loaded, find_model, import_libraries, load, progress_bar
+from uniattn.demo.loading import Loaded, advance, find_model, import_libraries, load, progress_bar
 from uniattn.demo.prompts import Prompt
 from uniattn.errors import ArgumentError, UnsupportedError
 
@@ -125,7 +126,7 @@ def _compile_kernels(loaded: Loaded, job: _Job) -> None:
     """Run the job once with two tokens an answer, so that the time told below is not that of compiling kernels."""
     total = sum(len(ids) for ids in job.ids)
     with progress_bar(total, "Compiling kernels", leave=False) as bar:
-        engine.answer(loaded.model, job.ids, 2, job.max_batch_tokens, lambda _: None, bar.update)
+        engine.answer(loaded.model, job.ids, 2, job.max_batch_tokens, lambda _: None, partial(advance, bar))
 
 
 def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
@@ -138,6 +139,8 @@ def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
         def show(done: engine.Answer) -> None:
             nonlocal seconds
             answers[done.index], seconds = done.tokens, done.seconds
+            # An answer may end early, and the engine reads a beginning that prompts share only once.
+            advance(bar, job.max_new_tokens - len(done.tokens) if not all(answers) else bar.total)
             text = loaded.tokenizer.decode(done.tokens, skip_special_tokens=True).strip()
             sizes = f"{len(job.ids[done.index]):,} tokens in, {len(done.tokens)} out, after {done.seconds:.1f} s"
             lines = [f"[{done.index + 1}] {_shorten(job.prompts[done.index].text)}  ({sizes})"]
@@ -146,7 +149,7 @@ def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
             bar.write("\n".join(lines) + "\n")
             sys.stdout.flush()
 
-        batches = engine.answer(loaded.model, job.ids, job.max_new_tokens, job.max_batch_tokens, show, bar.update)
+        batches = engine.answer(loaded.model, job.ids, job.max_new_tokens, job.max_batch_tokens, show, partial(advance, bar))
     num_out = sum(map(len, answers))
     speed = f"{num_out} tokens in {seconds:.1f} s: {num_out / seconds:.1f} tokens a second"
     print(f"Speed      {speed}, with {num_in:,} prompt tokens read on the way")
