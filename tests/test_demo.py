@@ -238,6 +238,41 @@ def test_interpret_runs_the_kernel(folder, capsys, monkeypatch):
     assert cli.main(arguments) == 2
 
 
+@pytest.mark.parametrize(
+    ("device", "path", "told"),
+    [
+        ("cuda", "triton", "uniattn, the Triton kernel, on NVIDIA H200"),
+        ("cuda", "reference", "uniattn, the reference path, on NVIDIA H200"),
+        ("cpu", "triton", "uniattn, the Triton kernel, in Triton's interpreter on the CPU"),
+        ("cpu", "reference", "uniattn, the reference path, on the CPU (no GPU here; --interpret runs the Triton kernel itself)"),
+    ],
+)
+def test_the_path_in_words(device, path, told, monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device: empty(*sizes))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr("uniattn.launch.backend.choose", lambda _: path)
+    assert demo._path_taken(torch.device(device)) == told
+
+
+@pytest.mark.parametrize("asked", ["triton", "fastest"])
+def test_a_backend_that_cannot_run_is_refused_before_the_model_is_loaded(asked, folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("UNIATTN_BACKEND", asked)
+    for name in ("import_libraries", "load"):
+        monkeypatch.setattr(demo, name, None)
+    assert cli.main(["demo", "--model", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert "uniattn demo: UNIATTN_BACKEND: got " in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_prompt(text, folder, capsys):
+    assert cli.main(["demo", "--model", str(folder), "--prompt", "What?", "--prompt", text]) == 2
+    assert f"uniattn demo: --prompt: got {text!r}; " in capsys.readouterr().err
+
+
 def test_interpret_after_triton_was_imported(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", object())
     assert cli.main(["demo", "--model", str(folder), "--interpret"]) == 2
