@@ -304,7 +304,10 @@ def test_the_packaged_model_is_found_without_importing_it(tmp_path, monkeypatch)
 
 def test_paths_that_are_no_model(tmp_path, capsys):
     assert cli.main(["demo", "--model", str(tmp_path / "nothing.gguf")]) == 2
-    assert "a GGUF file or a model folder that exists" in capsys.readouterr().err
+    assert "nothing.gguf, and there is no such file or folder; " in capsys.readouterr().err
+    (tmp_path / "README.md").touch()
+    assert cli.main(["demo", "--model", str(tmp_path / "README.md")]) == 2
+    assert "README.md, which is not a .gguf file or a model folder; " in capsys.readouterr().err
     (tmp_path / "broken.gguf").write_bytes(b"GGUF is not what this is")
     for path in (tmp_path / "broken.gguf", tmp_path):
         assert cli.main(["demo", "--model", str(path)]) == 2

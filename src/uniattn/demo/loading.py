@@ -33,7 +33,11 @@ def find_model(path: Path | None) -> Path:
     if path is not None:
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
             return path
-        raise UnsupportedError("--model", got=str(path), limit="a GGUF file or a model folder that exists", fix="check the path")
+        if path.exists():
+            got, fix = f"{path}, which is not a .gguf file or a model folder", "give another path"
+        else:
+            got, fix = f"{path}, and there is no such file or folder", "check the path"
+        raise UnsupportedError("--model", got=got, limit="a .gguf file or a model folder is needed", fix=fix)
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).glob("*.gguf")):
