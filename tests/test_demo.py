@@ -1,7 +1,9 @@
 """`uniattn demo` on tiny random models, from a folder and from a GGUF file: what it prints, and its exit status."""
 
 import importlib.util
+import re
 import sys
+import types
 
 import pytest
 import torch
@@ -121,7 +123,7 @@ def test_answers_speed_mix_and_check(folder, capsys):
     assert "mixed prefill with decode; up to 3 requests in a step" in printed.out
     assert " 0 of " not in printed.out
     assert "Check      ok: all 24 tokens equal those of the model's eager attention" in printed.out
-    assert "Loading tiny 100%" in printed.err
+    assert printed.err.splitlines() == ["Loading tiny", "Answering", "Checking against eager attention"]
 
 
 def test_a_gguf_file_and_the_built_in_prompts(gguf_file, capsys):
@@ -130,7 +132,37 @@ def test_a_gguf_file_and_the_built_in_prompts(gguf_file, capsys):
     printed = capsys.readouterr()
     assert "Once upon a time," in printed.out
     assert "Check      ok" in printed.out
-    assert "Loading tiny.gguf 100%" in printed.err
+    assert "Loading tiny.gguf\n" in printed.err
+    assert "%" not in printed.err
+
+
+def test_bars_on_a_terminal(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["demo", "--model", str(folder), "--max-new-tokens", "3", "--prompt", "What is this?"]) == 0
+    err = capsys.readouterr().err
+    assert "Loading tiny 100% |" in err
+    assert "Answering 100% |" in err
+    assert "Answering\n" not in err
+
+
+def test_the_last_answer_fills_the_bar(capsys, monkeypatch):
+    """Though answers end early and the engine reads less than was asked, or takes a step too many."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def answer(model, ids, max_new_tokens, max_batch_tokens, on_answer, on_step):
+        on_step(7)
+        on_answer(engine.Answer(1, [1, 2], 0.1))
+        on_answer(engine.Answer(0, [3], 0.2))
+        on_step(2)
+        return engine.Batches(1, 0, 2)
+
+    monkeypatch.setattr(engine, "answer", answer)
+    tokenizer = types.SimpleNamespace(decode=lambda tokens, **options: "words")
+    job = demo._Job([prompts.Prompt("a"), prompts.Prompt("b")], [[1] * 6, [1] * 4], max_new_tokens=20, max_batch_tokens=8)
+    assert demo._answer(loading.Loaded("tiny", None, tokenizer), job) == [[3], [1, 2]]
+    shown = re.findall(r"Answering +(\d+)%", capsys.readouterr().err)
+    assert shown[0] == "0"
+    assert shown[-1] == "100"
 
 
 def test_a_gguf_file_is_parsed_once(gguf_file, monkeypatch):
@@ -206,6 +238,41 @@ def test_interpret_runs_the_kernel(folder, capsys, monkeypatch):
     assert cli.main(arguments) == 2
 
 
+@pytest.mark.parametrize(
+    ("device", "path", "told"),
+    [
+        ("cuda", "triton", "uniattn, the Triton kernel, on NVIDIA H200"),
+        ("cuda", "reference", "uniattn, the reference path, on NVIDIA H200"),
+        ("cpu", "triton", "uniattn, the Triton kernel, in Triton's interpreter on the CPU"),
+        ("cpu", "reference", "uniattn, the reference path, on the CPU (no GPU here; --interpret runs the Triton kernel itself)"),
+    ],
+)
+def test_the_path_in_words(device, path, told, monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device: empty(*sizes))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr("uniattn.launch.backend.choose", lambda _: path)
+    assert demo._path_taken(torch.device(device)) == told
+
+
+@pytest.mark.parametrize("asked", ["triton", "fastest"])
+def test_a_backend_that_cannot_run_is_refused_before_the_model_is_loaded(asked, folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("UNIATTN_BACKEND", asked)
+    for name in ("import_libraries", "load"):
+        monkeypatch.setattr(demo, name, None)
+    assert cli.main(["demo", "--model", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert "uniattn demo: UNIATTN_BACKEND: got " in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_prompt(text, folder, capsys):
+    assert cli.main(["demo", "--model", str(folder), "--prompt", "What?", "--prompt", text]) == 2
+    assert f"uniattn demo: --prompt: got {text!r}; " in capsys.readouterr().err
+
+
 def test_interpret_after_triton_was_imported(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", object())
     assert cli.main(["demo", "--model", str(folder), "--interpret"]) == 2
@@ -237,7 +304,10 @@ def test_the_packaged_model_is_found_without_importing_it(tmp_path, monkeypatch)
 
 def test_paths_that_are_no_model(tmp_path, capsys):
     assert cli.main(["demo", "--model", str(tmp_path / "nothing.gguf")]) == 2
-    assert "a GGUF file or a model folder that exists" in capsys.readouterr().err
+    assert "nothing.gguf, and there is no such file or folder; " in capsys.readouterr().err
+    (tmp_path / "README.md").touch()
+    assert cli.main(["demo", "--model", str(tmp_path / "README.md")]) == 2
+    assert "README.md, which is not a .gguf file or a model folder; " in capsys.readouterr().err
     (tmp_path / "broken.gguf").write_bytes(b"GGUF is not what this is")
     for path in (tmp_path / "broken.gguf", tmp_path):
         assert cli.main(["demo", "--model", str(path)]) == 2

@@ -176,7 +176,8 @@ def test_a_wrong_uniattn_is_an_exit_status(tmp_path):
     ("options", "message"),
     [
         (["--only", "nothing like it", "--list"], "--only: got nothing like it; "),
-        (["--load", "gone.json"], "--load: got gone.json; "),
+        (["--load", "gone.json"], "--load: got gone.json; there is no such file; check the path\n"),
+        (["--load", "."], "--load: got .; Is a directory; check the path\n"),
         (["--load", "gone.json", "--html", "no/folder/x.html"], "--html: got no/folder/x.html; its folder must exist"),
         (["--load", "gone.json", "--compare", "old.json"], "--compare: got old.json; "),
     ],

@@ -1,5 +1,7 @@
 """A row on the way: what is checked before it is timed, and what a failing provider leaves standing."""
 
+import sys
+
 import pytest
 import torch
 from bench_tools import PEAKS
@@ -134,3 +136,15 @@ def test_on_a_gpu(monkeypatch):
     assert result.status.startswith("wrong: ")
     assert result.us is None
     assert result.rounds_us == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_a_bar_on_a_terminal_only(terminal, capsys, monkeypatch):
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert list(runner._progress([SMALL, SMALL], quiet=False)) == [SMALL, SMALL]
+    err = capsys.readouterr().err
+    if terminal:
+        assert "small: 100%" in err
+    else:
+        assert err == "[1/2] small\n[2/2] small\n"

@@ -132,6 +132,10 @@ def _or_argument_error(option: str, function: Any, *args: Any, **kwargs: Any) ->
     """What `function` returns; what it finds wrong becomes an error of the option."""
     try:
         return function(*args, **kwargs)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        # Its text repeats the path, which the message names already.
+        limit = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise ArgumentError(option, args[0], limit, "check the path") from error
+    except ValueError as error:
         got = ", ".join(map(str, args[0])) if isinstance(args[0], list) else args[0]
         raise ArgumentError(option, got, str(error), "see uniattn bench --help and --list") from error

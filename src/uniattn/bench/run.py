@@ -163,9 +163,11 @@ def _output(*command: str) -> str:
 
 
 def _progress(workloads: Sequence[Workload], quiet: bool) -> Iterable[Workload]:
-    """The workloads, with a bar on stderr that names the one at hand; plain lines where tqdm is not installed."""
+    """The workloads, with a bar on stderr that names the one at hand; plain lines in a file, and where tqdm is not installed."""
     if quiet:
         return workloads
+    if not sys.stderr.isatty():
+        return _lines(workloads)
     try:
         from tqdm import tqdm
     except ImportError:

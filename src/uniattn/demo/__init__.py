@@ -10,11 +10,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from uniattn.demo import engine, prompts
-from uniattn.demo.loading import Loaded, find_model, import_libraries, load, progress_bar
+from uniattn.demo.loading import Loaded, advance, find_model, import_libraries, load, progress_bar
 from uniattn.demo.prompts import Prompt
 from uniattn.errors import ArgumentError, UnsupportedError
 
@@ -48,19 +49,23 @@ def run(
     Raises:
         UniattnError: something is missing, or the engine failed; the message says what to do.
     """
+    for text in texts or ():
+        if not text.strip():
+            raise ArgumentError("--prompt", repr(text), "a prompt has words", "give it some, or leave it out for the built-in ones")
     if interpret:
         _switch_to_interpreter()
     path = find_model(model_path)
-    print("Importing transformers", flush=True)
-    import_libraries(is_gguf=path.is_file())
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() and not interpret else "cpu")
+    path_taken = _path_taken(device)  # before the seconds of importing and loading: it raises where no path can run
+    print("Importing transformers", flush=True)
+    import_libraries(is_gguf=path.is_file())
     torch.set_float32_matmul_precision("highest")  # TF32 products would make the check below compare roundings
     loaded = load(path, device)
     job = _make_job(loaded, texts, max_new_tokens or (4 if interpret else 48), interpret)
     lengths = [len(ids) for ids in job.ids]
-    print(f"\nAttention  {_path_taken(device, interpret)}")
+    print(f"\nAttention  {path_taken}")
     print(f"Prompts    {len(lengths)}, of {min(lengths):,} to {max(lengths):,} tokens, arriving together")
     print(f"Answers    up to {job.max_new_tokens} tokens each, greedy, fp32\n", flush=True)
     if device.type == "cuda":
@@ -82,18 +87,19 @@ def _switch_to_interpreter() -> None:
     os.environ["UNIATTN_BACKEND"] = "triton"
 
 
-def _path_taken(device: Any, interpret: bool) -> str:
-    """Which of uniattn's paths serves this run, in words."""
+def _path_taken(device: Any) -> str:
+    """Which of uniattn's paths serves this run, in words. Raises where `UNIATTN_BACKEND` asks for one that cannot."""
     import torch
 
     from uniattn.launch import backend
 
-    path = backend.choose(torch.empty(0, device=device))
+    kernel = backend.choose(torch.empty(0, device=device)) == "triton"
+    what = "uniattn, the Triton kernel" if kernel else "uniattn, the reference path"
     if device.type == "cuda":
-        return f"uniattn, {path} path, on {torch.cuda.get_device_name(device)}"
-    if interpret:
-        return "uniattn, the Triton kernel, in Triton's interpreter on the CPU"
-    return f"uniattn, {path} path, on the CPU (no GPU here; --interpret runs the Triton kernel itself)"
+        return f"{what}, on {torch.cuda.get_device_name(device)}"
+    if kernel:
+        return f"{what}, in Triton's interpreter on the CPU"
+    return f"{what}, on the CPU (no GPU here; --interpret runs the Triton kernel itself)"
 
 
 def _make_job(loaded: Loaded, texts: Sequence[str] | None, max_new_tokens: int, interpret: bool) -> _Job:
@@ -125,7 +131,7 @@ def _compile_kernels(loaded: Loaded, job: _Job) -> None:
     """Run the job once with two tokens an answer, so that the time told below is not that of compiling kernels."""
     total = sum(len(ids) for ids in job.ids)
     with progress_bar(total, "Compiling kernels", leave=False) as bar:
-        engine.answer(loaded.model, job.ids, 2, job.max_batch_tokens, lambda _: None, bar.update)
+        engine.answer(loaded.model, job.ids, 2, job.max_batch_tokens, lambda _: None, partial(advance, bar))
 
 
 def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
@@ -138,6 +144,8 @@ def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
         def show(done: engine.Answer) -> None:
             nonlocal seconds
             answers[done.index], seconds = done.tokens, done.seconds
+            # An answer may end early, and the engine reads a beginning that prompts share only once.
+            advance(bar, job.max_new_tokens - len(done.tokens) if not all(answers) else bar.total)
             text = loaded.tokenizer.decode(done.tokens, skip_special_tokens=True).strip()
             sizes = f"{len(job.ids[done.index]):,} tokens in, {len(done.tokens)} out, after {done.seconds:.1f} s"
             lines = [f"[{done.index + 1}] {_shorten(job.prompts[done.index].text)}  ({sizes})"]
@@ -146,7 +154,7 @@ def _answer(loaded: Loaded, job: _Job) -> list[list[int]]:
             bar.write("\n".join(lines) + "\n")
             sys.stdout.flush()
 
-        batches = engine.answer(loaded.model, job.ids, job.max_new_tokens, job.max_batch_tokens, show, bar.update)
+        batches = engine.answer(loaded.model, job.ids, job.max_new_tokens, job.max_batch_tokens, show, partial(advance, bar))
     num_out = sum(map(len, answers))
     speed = f"{num_out} tokens in {seconds:.1f} s: {num_out / seconds:.1f} tokens a second"
     print(f"Speed      {speed}, with {num_in:,} prompt tokens read on the way")

@@ -33,7 +33,11 @@ def find_model(path: Path | None) -> Path:
     if path is not None:
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
             return path
-        raise UnsupportedError("--model", got=str(path), limit="a GGUF file or a model folder that exists", fix="check the path")
+        if path.exists():
+            got, fix = f"{path}, which is not a .gguf file or a model folder", "give another path"
+        else:
+            got, fix = f"{path}, and there is no such file or folder", "check the path"
+        raise UnsupportedError("--model", got=got, limit="a .gguf file or a model folder is needed", fix=fix)
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -96,13 +100,15 @@ def load(path: Path, device: Any) -> Loaded:
 def progress_bar(total: float, label: str, *, leave: bool = True) -> Iterator[Any]:
     """A tqdm bar in percent on standard error, whose clock runs on while nothing moves.
 
-    Where standard error is a file and no terminal, it gives a line every ten seconds.
+    Where standard error is no terminal there is no bar, and the label on a line of its own tells that the stage begins.
     """
     from tqdm import tqdm
 
     watched = sys.stderr.isatty()
     bar_format = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}{postfix}"
-    with tqdm(total=total, desc=label, leave=leave, mininterval=0.2 if watched else 10, bar_format=bar_format) as bar:
+    if not watched:
+        print(label, file=sys.stderr, flush=True)
+    with tqdm(total=total, desc=label, leave=leave, mininterval=0.2, bar_format=bar_format, disable=not watched) as bar:
         done = threading.Event()
 
         def tick() -> None:
@@ -118,6 +124,11 @@ def progress_bar(total: float, label: str, *, leave: bool = True) -> Iterator[An
             done.set()
             if watched:
                 ticking.join()
+
+
+def advance(bar: Any, count: float) -> None:
+    """Move a bar by `count`, and never past its end, where tqdm would begin to say 0%."""
+    bar.update(min(count, bar.total - bar.n))
 
 
 class _LoadingBar:
@@ -158,7 +169,7 @@ class _LoadingBar:
     def _move(self, part: float) -> None:
         """Move to `part` of the current stage, 0 to 1; never backwards."""
         if part > self._at:
-            self._bar.update(min(self._share * (part - self._at), self._bar.total - self._bar.n))
+            advance(self._bar, self._share * (part - self._at))
             self._at = part
 
     def _take_over(self, factory: Callable | None, args: tuple, options: dict[str, Any]) -> Iterable:
