@@ -183,3 +183,13 @@ def test_a_plan_for_other_facts_is_refused(device):
     for change, word in (({"causal": False}, "causal"), ({"window": (4, 0)}, "window_left")):
         with pytest.raises(uniattn.ArgumentError, match=f"plan: got a plan for {word}="):
             uniattn.attention(q, cache, cache, **batch, **change, plan=plan)
+
+
+def test_a_table_wider_than_int32_lengths_is_planned(device):
+    ints = {"dtype": torch.int32, "device": device}
+    q, cache = torch.zeros(2, 4, 16, device=device), torch.zeros(4, 4, 2, 16, device=device)
+    batch = {"cu_seqlens_q": torch.tensor([0, 2], **ints), "seqlens_k": torch.tensor([900], **ints)}
+    # Only the table's shape counts, and memory that nothing touches costs nothing on a CPU.
+    wide = torch.empty(1, 1 << 29, **ints)
+    plans = [uniattn.plan(q, cache, cache, **batch, page_table=table) for table in (wide, wide[:, :300])]
+    assert plans[0].items() == plans[1].items() != []

@@ -11,7 +11,7 @@ from uniattn.errors import ArgumentError
 from uniattn.launch import backend
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv
-from uniattn.problem.layout import window_bounds
+from uniattn.problem.layout import kv_capacity, window_bounds
 from uniattn.schedule.plan import Plan, PlanSpec, make_spec
 from uniattn.schedule.tiles import Tiles
 
@@ -236,18 +236,13 @@ def _build(
     build = torch.ops.uniattn.build_plan if watched else ops.build_plan
     build(
         cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
-        page_table is not None, _kv_capacity(k_cache, page_table), plan.spec.as_ints() if watched else plan.spec, plan.buffer,
+        page_table is not None, kv_capacity(k_cache, page_table), plan.spec.as_ints() if watched else plan.spec, plan.buffer,
     )  # fmt: skip
 
 
 def _causal_code(causal: bool | Tensor) -> int:
     """0 no, 1 yes, 2 for each sequence."""
     return 2 if isinstance(causal, Tensor) else int(causal)
-
-
-def _kv_capacity(k_cache: Tensor, page_table: Tensor | None) -> int:
-    """KV tokens that a row of the page table, or contiguous K/V, holds."""
-    return k_cache.shape[0] if page_table is None else page_table.shape[1] * k_cache.shape[1]
 
 
 def _offsets_k(seqlens_k: Tensor | None, page_table: Tensor | None, cu_seqlens_k: Tensor | None) -> Tensor | None:
