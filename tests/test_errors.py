@@ -224,7 +224,7 @@ def test_plan_of_other_sizes(no_op):
     other = uniattn.plan(**{**batch, "q": torch.randn(T + 1, HQ, D)})
     with pytest.raises(ArgumentError, match=r"plan: got a plan for num_tokens=8 with a call of num_tokens=7"):
         uniattn.attention(**call, plan=other)
-    with pytest.raises(ArgumentError, match=r"num_splits: got 0; it must be an int, at least 1"):
+    with pytest.raises(ArgumentError, match=r"num_splits: got int 0; it must be an int, at least 1"):
         uniattn.plan(**batch, num_splits=0)
     with pytest.raises(ArgumentError, match=r"q: got float64"):
         uniattn.plan(**{**batch, "q": call["q"].double()})

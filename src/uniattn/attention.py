@@ -1,18 +1,16 @@
 """The front door: `attention`, `plan`, `merge_states`, `write_kv`. Validate, then launch."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from uniattn import ops
-from uniattn.errors import ArgumentError
 from uniattn.launch import backend
 from uniattn.launch.target import target_of
-from uniattn.problem import check_values, validate, validate_kv
-from uniattn.problem.layout import kv_capacity, window_bounds
-from uniattn.schedule.plan import Plan, PlanSpec, make_spec
+from uniattn.problem import check_values, validate, validate_kv, validate_plan
+from uniattn.problem.layout import causal_code, kv_capacity, window_bounds
+from uniattn.schedule.plan import Plan, make_spec
 from uniattn.schedule.tiles import Tiles
 
 
@@ -125,13 +123,7 @@ def attention(
     num_tokens, num_q_heads, head_dim = q.shape
     window_left, window_right = window_bounds(window)
     if plan is not None:
-        _check_plan(
-            plan,
-            (
-                num_tokens, cu_seqlens_q.shape[0] - 1, num_q_heads, k_cache.shape[-2], head_dim, v_cache.shape[-1],
-                q.element_size(), _causal_code(causal), window_left, window_right,
-            ),
-        )  # fmt: skip
+        validate_plan.of_call(plan, q, k_cache, v_cache, cu_seqlens_q, causal, window)
         if check_values.ENABLED and check_values.readable(q) and backend.choose(q) != "reference":
             fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
             _build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
@@ -176,10 +168,12 @@ def plan(
     Args:
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window: as in
             `attention`. Of q and the caches only shapes and dtypes matter.
-        num_splits: pieces that each query tile's visible K/V is cut into, at least 1, as far as it is long enough; they run side
-            by side and are merged. None: cut where that balances the chip.
+        num_splits: pieces that each query tile's visible K/V is cut into, 1 to 128, as far as it is long enough; they run side
+            by side and are merged. Batches of more than 1024 query tiles are not cut: there only 1 will do. None: cut where that
+            balances the chip.
         tiles: block sizes to force, a `uniattn.schedule.tiles.Tiles`. None: chosen.
-        out: a plan of the same sizes, causality and window to rebuild in place. None: a new one.
+        out: a plan to rebuild in place, of the same sizes, causality and window, made with the same `max_seqlen_q`, `num_splits`
+            and `tiles`. None: a new one.
 
     Returns:
         The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths
@@ -187,7 +181,8 @@ def plan(
         (`UNIATTN_CHECK_VALUES=1` does).
 
     Raises:
-        ArgumentError: an argument is wrong, or `out` was made for other sizes; nothing was written.
+        ArgumentError: an argument is wrong, or `out` is a plan of another kind; nothing was written.
+        UnsupportedError: as `attention`, or `num_splits` above 1 for more tiles than are cut.
 
     >>> import torch, uniattn
     >>> q, (k_cache, v_cache) = torch.randn(2, 8, 64), torch.randn(2, 10, 4, 2, 64)
@@ -201,23 +196,19 @@ def plan(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None,
         causal=causal, window=window, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
     )  # fmt: skip
-    if num_splits is not None and (type(num_splits) is not int or num_splits < 1):
-        raise ArgumentError("num_splits", repr(num_splits), "it must be an int, at least 1", "leave it out to have it chosen")
+    validate_plan.num_splits(num_splits)
+    validate_plan.tiles(tiles)
     window_left, window_right = window_bounds(window)
     spec = make_spec(
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
-        _causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
+        causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
         num_splits or 0, tiles,
     )  # fmt: skip
+    validate_plan.can_be_cut(spec)
     if out is None:
         out = Plan(spec, cu_seqlens_q.new_empty(spec.buffer_ints))
-    elif not isinstance(out, Plan) or out.spec != spec or out.buffer.device != cu_seqlens_q.device:
-        raise ArgumentError(
-            "out",
-            "a plan for another batch" if isinstance(out, Plan) else type(out).__name__,
-            "only a plan of the same sizes, causality, window and device can be rebuilt in place",
-            "leave it out to have one allocated",
-        )
+    else:
+        validate_plan.to_rebuild(out, spec, cu_seqlens_q.device)
     _build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     return out
 
@@ -240,34 +231,12 @@ def _build(
     )  # fmt: skip
 
 
-def _causal_code(causal: bool | Tensor) -> int:
-    """0 no, 1 yes, 2 for each sequence."""
-    return 2 if isinstance(causal, Tensor) else int(causal)
-
-
 def _offsets_k(seqlens_k: Tensor | None, page_table: Tensor | None, cu_seqlens_k: Tensor | None) -> Tensor | None:
     """`cu_seqlens_k`, made from the lengths where contiguous K/V came without."""
     if page_table is None and cu_seqlens_k is None:
         assert seqlens_k is not None
         return torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
     return cu_seqlens_k
-
-
-def _check_plan(plan: object, came: tuple[int, ...]) -> None:
-    """Raise where `plan` is no plan or its facts are not `came`, the first fields of `PlanSpec`."""
-    if not isinstance(plan, Plan):
-        raise ArgumentError("plan", type(plan).__name__, "it must be a Plan", "pass what uniattn.plan(...) returned, or no plan")
-    if plan.spec.facts == came:
-        return
-    for field, got in zip(fields(PlanSpec), came, strict=False):
-        planned = getattr(plan.spec, field.name)
-        if planned != got:
-            raise ArgumentError(
-                "plan",
-                f"a plan for {field.name}={planned} with a call of {field.name}={got}",
-                "a plan serves calls of its own sizes, causality and window only",
-                "make one with uniattn.plan(...) from this call's arguments",
-            )
 
 
 def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:

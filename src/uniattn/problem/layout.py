@@ -21,3 +21,8 @@ def kv_capacity(k_cache: Tensor, page_table: Tensor | None) -> int:
     More than any int32 length is out of reach anyway, so what a wide table or cache holds beyond is not counted.
     """
     return min(k_cache.shape[0] if page_table is None else page_table.shape[1] * k_cache.shape[1], MAX_INT32)
+
+
+def causal_code(causal: bool | Tensor) -> int:
+    """0 no, 1 yes, 2 for each sequence."""
+    return 2 if isinstance(causal, Tensor) else int(causal)
