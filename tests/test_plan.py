@@ -84,6 +84,18 @@ def test_the_device_lists_what_its_twin_lists(name, device):
     assert items == twin(lens, plan.spec, **{k: v for k, v in options.items() if k not in ("num_splits", "tiles")})
 
 
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_reference_path_fills_the_same_buffer(name, device, monkeypatch):
+    lens, options = BATCHES[name]
+    _, plan = planned(lens, device, **options)
+    monkeypatch.setenv("UNIATTN_BACKEND", "reference")
+    _, filled = planned(lens, device, **options)
+    assert filled.items() == plan.items()
+    tiles = [p.buffer[(1 + p.spec.num_items) * RECORD_INTS :].view(-1, 4).tolist() for p in (filled, plan)]
+    assert [tile for tile in tiles[0] if tile[2]] == [tile for tile in tiles[1] if tile[2]]
+    assert [tile[2] for tile in tiles[0]] == [tile[2] for tile in tiles[1]]
+
+
 def test_random_batches_match_the_twin(device):
     rng = random.Random(0)
     for _ in range(12 if device == "cpu" else 100):
@@ -158,7 +170,9 @@ def test_a_plan_is_rebuilt_in_place(device):
         uniattn.plan(q, cache, cache, **batch, seqlens_k=torch.tensor([900, 40], **ints), window=(3, 0), out=plan)
 
 
-def test_a_stale_plan_is_found_where_values_are_checked(device, monkeypatch):
+@pytest.mark.parametrize("path", ["reference", "triton"])
+def test_a_stale_plan_is_found_where_values_are_checked(path, device, monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", path)
     monkeypatch.setattr("uniattn.problem.check_values.ENABLED", True)
     ints = {"dtype": torch.int32, "device": device}
     q = torch.zeros(2, 4, 16, device=device)
@@ -168,6 +182,12 @@ def test_a_stale_plan_is_found_where_values_are_checked(device, monkeypatch):
     uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
     with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
         uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
+    monkeypatch.setattr("uniattn.problem.check_values.ENABLED", False)
+    uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
+        uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan for window_left="):
+        uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), window=(3, 0), plan=plan)
 
 
 def test_a_plan_for_other_facts_is_refused(device):

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from uniattn import ops
-from uniattn.launch import backend
+from uniattn import ops, planning
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv, validate_plan
-from uniattn.problem.layout import causal_code, kv_capacity, window_bounds
+from uniattn.problem.layout import causal_code, window_bounds
 from uniattn.schedule.plan import Plan, make_spec
 from uniattn.schedule.tiles import Tiles
 
@@ -124,10 +123,8 @@ def attention(
     window_left, window_right = window_bounds(window)
     if plan is not None:
         validate_plan.of_call(plan, q, k_cache, v_cache, cu_seqlens_q, causal, window)
-        if check_values.ENABLED and check_values.readable(q) and backend.choose(q) != "reference":
-            fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
-            _build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
-            check_values.plan_values(plan, fresh)
+        if check_values.ENABLED and check_values.readable(q):
+            check_values.plan_values(plan, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
     lse = q.new_empty((num_q_heads, num_tokens), dtype=torch.float32) if return_lse else None
@@ -135,7 +132,7 @@ def attention(
     attend = torch.ops.uniattn.attend if watched else ops.attend
     spec, buffer = (None, None) if plan is None else (plan.spec.as_ints() if watched else plan.spec, plan.buffer)
     attend(
-        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, _offsets_k(seqlens_k, page_table, cu_seqlens_k),
+        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, planning.offsets_k(seqlens_k, page_table, cu_seqlens_k),
         num_tokens if max_seqlen_q is None else max_seqlen_q, head_dim**-0.5 if softmax_scale is None else softmax_scale,
         causal is True, causal if isinstance(causal, Tensor) else None, window_left, window_right, softcap, sinks, alibi_slopes,
         spec, buffer, out, lse,
@@ -209,34 +206,8 @@ def plan(
         out = Plan(spec, cu_seqlens_q.new_empty(spec.buffer_ints))
     else:
         validate_plan.to_rebuild(out, spec, cu_seqlens_q.device)
-    _build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
+    planning.build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     return out
-
-
-def _build(
-    plan: Plan,
-    k_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    causal: bool | Tensor,
-) -> None:
-    """Build the items of `plan` on the device."""
-    watched = ops.watched(k_cache, cu_seqlens_q, plan.buffer)
-    build = torch.ops.uniattn.build_plan if watched else ops.build_plan
-    build(
-        cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
-        page_table is not None, kv_capacity(k_cache, page_table), plan.spec.as_ints() if watched else plan.spec, plan.buffer,
-    )  # fmt: skip
-
-
-def _offsets_k(seqlens_k: Tensor | None, page_table: Tensor | None, cu_seqlens_k: Tensor | None) -> Tensor | None:
-    """`cu_seqlens_k`, made from the lengths where contiguous K/V came without."""
-    if page_table is None and cu_seqlens_k is None:
-        assert seqlens_k is not None
-        return torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
-    return cu_seqlens_k
 
 
 def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
