@@ -124,7 +124,7 @@ class Kernels(dict[Hashable, Launch]):
             return launch
 
     def _compile(self, key: Hashable, source: Source) -> Launch:
-        if source.device < 0:
+        if source.device < 0 and interpreted():
             _require_interpreter(self.fn)
         plain = _plain(self.fn, source)
         if interpreted() or _state.direct_is_broken:
