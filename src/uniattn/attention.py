@@ -160,7 +160,7 @@ def plan(
     """Cut a batch into work items, on the device: once a step, shared by its layers through `attention(plan=...)`.
 
     A plan depends on the lengths, causality and window, and on the sizes of q and the caches; not on page ids or values. It is
-    built without reading the device, so it can be captured into a CUDA graph.
+    built without reading the device, so it can be captured into a CUDA graph. (The reference path builds the same list in Python.)
 
     Args:
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window: as in
@@ -175,7 +175,7 @@ def plan(
     Returns:
         The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths
         differ gives wrong results or reads past the page table, as nothing tells them apart without reading the device
-        (`UNIATTN_CHECK_VALUES=1` does).
+        (`uniattn.check_values` and `UNIATTN_CHECK_VALUES=1` do).
 
     Raises:
         ArgumentError: an argument is wrong, or `out` is a plan of another kind; nothing was written.
@@ -262,8 +262,9 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
             `slot_mapping[t] % page_size`; -1 skips it. No slot may come twice.
 
     Raises:
-        ArgumentError: an argument is wrong, or a cache shares memory with itself, `k` or `v`; nothing was written. Slots are
-            checked under `UNIATTN_CHECK_VALUES=1` only; without it a slot outside the cache is skipped.
+        ArgumentError: an argument is wrong, or a cache shares an element with itself, the other cache, `k` or `v`; nothing was
+            written. The caches may be views of one packed buffer, and `v_cache` may be a view of `k_cache` where `v` is the same
+            view of `k`. Slots are checked under `UNIATTN_CHECK_VALUES=1` only; without it a slot outside the cache is skipped.
 
     >>> import torch, uniattn
     >>> k, v = torch.ones(2, 2, 64), torch.ones(2, 2, 64)
