@@ -54,6 +54,7 @@ CASES = [
     ("q-dtype", {"q": torch.randn(T, HQ, D).half()}, {}, ["k_cache: got dtypes float16, float32", "must be equal", "q.to("]),
     ("q-stride", {"q": strided(T, HQ, D)}, {"q": strided(T, HQ, D).contiguous()}, ["q: got strides", "must be 1", "q.contiguous()"]),
     ("q-heads", {"q": torch.randn(T, 3, D)}, {}, ["q: got 3 query heads for 2 KV heads", "multiple of num_kv_heads", "order of dims"]),
+    ("q-heads-0", {"q": torch.randn(T, 0, D), "out": None}, {}, ["q: got 0 query heads for 2 KV heads", "both at least 1"]),
     ("q-grad", {"q": torch.randn(T, HQ, D, requires_grad=True)}, {}, ["q: got requires_grad=True", "inference", "torch.no_grad()"]),
     ("head-dim-small", {"q": torch.randn(T, HQ, 4), "k_cache": torch.randn(PAGES, PAGE_SIZE, HKV, 4)},
      {"q": torch.randn(T, HQ, 8), "k_cache": torch.randn(PAGES, PAGE_SIZE, HKV, 8)}, ["q: got a head dim of 4", "8 to 576"]),
@@ -224,7 +225,7 @@ def test_plan_of_other_sizes(no_op):
     other = uniattn.plan(**{**batch, "q": torch.randn(T + 1, HQ, D)})
     with pytest.raises(ArgumentError, match=r"plan: got a plan for num_tokens=8 with a call of num_tokens=7"):
         uniattn.attention(**call, plan=other)
-    with pytest.raises(ArgumentError, match=r"num_splits: got 0; it must be an int, at least 1"):
+    with pytest.raises(ArgumentError, match=r"num_splits: got int 0; it must be an int, at least 1"):
         uniattn.plan(**batch, num_splits=0)
     with pytest.raises(ArgumentError, match=r"q: got float64"):
         uniattn.plan(**{**batch, "q": call["q"].double()})

@@ -6,7 +6,7 @@ import torch
 from error_tools import DV, HKV, HQ, PAGE_SIZE, PAGES, POISON, D, T, forbid_ops, meta, strided
 
 import uniattn
-from uniattn import ArgumentError, UniattnError
+from uniattn import ArgumentError, UniattnError, UnsupportedError
 
 
 @pytest.fixture
@@ -120,3 +120,87 @@ def test_compiled_write_kv():
     call = written()
     torch.compile(uniattn.write_kv, fullgraph=True, backend="aot_eager")(**call)
     assert torch.equal(call["k_cache"].flatten(0, 1)[:T], call["k"])
+
+
+PACKED = {
+    "k-then-v": lambda x: x.view(2, PAGES, PAGE_SIZE, HKV, D).unbind(0),
+    "in-a-page": lambda x: x.view(PAGES, 2, PAGE_SIZE, HKV, D).unbind(1),
+    "in-a-token": lambda x: x.view(PAGES, PAGE_SIZE, 2, HKV, D).unbind(2),
+    "in-a-head": lambda x: x.view(PAGES, PAGE_SIZE, HKV, 2 * D).split(D, -1),
+    "in-a-head-v-short": lambda x: x.view(PAGES, PAGE_SIZE, HKV, 2 * D).split([D, DV, D - DV], -1)[:2],
+    "heads-first": lambda x: x.view(PAGES, HKV, PAGE_SIZE, 2 * D).transpose(1, 2).split(D, -1),
+    "heads-first-in-a-page": lambda x: x.view(PAGES, 2, HKV, PAGE_SIZE, D).transpose(2, 3).unbind(1),
+    "pages-by-turns": lambda x: (x.view(2 * PAGES, PAGE_SIZE, HKV, D)[::2], x.view(2 * PAGES, PAGE_SIZE, HKV, D)[1::2]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_write_kv_to_views_of_one_packed_buffer(name, swapped):
+    k_cache, v_cache = PACKED[name](torch.full((2 * PAGES * PAGE_SIZE * HKV * D,), POISON))
+    if swapped:
+        k_cache, v_cache = v_cache, k_cache
+    k, v = torch.randn(T, HKV, k_cache.shape[-1]), torch.randn(T, HKV, v_cache.shape[-1])
+    uniattn.write_kv(k, v, k_cache, v_cache, torch.arange(T))
+    assert torch.equal(k_cache.flatten(0, 1)[:T], k)
+    assert torch.equal(v_cache.flatten(0, 1)[:T], v)
+
+
+MEETING = {
+    "the same": lambda x: (x, x),
+    "a part of each row": lambda x: (x, x[..., DV:]),
+    "one page on": lambda x: (x[:-1], x[1:]),
+    "one place on": lambda x: (x[:, :-1], x[:, 1:]),
+    "one head on": lambda x: (x[:, :, :-1], x[:, :, 1:]),
+    "half a row on": lambda x: (x.view(-1)[: x[1:].numel()].view_as(x[1:]), x.view(-1)[8 : x[1:].numel() + 8].view_as(x[1:])),
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_write_kv_to_caches_that_meet(name, swapped, no_op):
+    buffer = torch.full((PAGES + 1, PAGE_SIZE, 3, D), POISON)
+    k_cache, v_cache = MEETING[name](buffer)
+    if swapped:
+        k_cache, v_cache = v_cache, k_cache
+    k, v = (torch.randn(T, *x.shape[2:]) for x in (k_cache, v_cache))
+    with pytest.raises(ArgumentError, match="v_cache: got memory that k_cache also uses; K and V would be written to the same"):
+        uniattn.write_kv(k, v, k_cache, v_cache, torch.arange(T))
+    assert (buffer == POISON).all()
+
+
+def test_write_kv_of_a_latent_that_holds_v():
+    latent, cache = torch.randn(T, 1, D), torch.full((PAGES, PAGE_SIZE, 1, D), POISON)
+    uniattn.write_kv(latent, latent[..., :DV], cache, cache[..., :DV], torch.arange(T))
+    assert torch.equal(cache.flatten(0, 1)[:T], latent)
+
+
+WARMUP = [
+    ({"num_q_heads": 0}, ArgumentError, "num_q_heads: got int 0; it must be an int, at least 1"),
+    ({"num_kv_heads": 0}, ArgumentError, "num_kv_heads: got int 0"),
+    ({"num_kv_heads": -2}, ArgumentError, "num_kv_heads: got int -2"),
+    ({"num_q_heads": 6}, ArgumentError, "num_q_heads: got 6 query heads for 4 KV heads"),
+    ({"head_dim": 64.0}, ArgumentError, "head_dim: got float 64.0"),
+    ({"head_dim": 7000}, UnsupportedError, "head_dim: got a head dim of 7000; 8 to 576"),
+    ({"head_dim": 576}, UnsupportedError, "v_head_dim: got a head dim of 576; 8 to 512"),
+    ({"v_head_dim": 4}, UnsupportedError, "v_head_dim: got a head dim of 4"),
+    ({"page_size": 0}, ArgumentError, "page_size: got int 0; .*None for contiguous"),
+    ({"dtype": torch.int8}, UnsupportedError, "dtype: got dtype torch.int8; .*in this version"),
+    ({"dtype": torch.float64}, ArgumentError, "dtype: got dtype torch.float64"),
+    ({"dtype": "half"}, ArgumentError, "dtype: got str 'half'"),
+    ({"sinks": torch.int8}, ArgumentError, "sinks: got dtype torch.int8"),
+    ({"device": "cuda:99"}, UnsupportedError, "device: got cuda:99; torch sees .* GPUs here"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), WARMUP)
+def test_warmup(wrong, error, message):
+    right = {"num_q_heads": 8, "num_kv_heads": 4, "head_dim": 64, "device": "cpu"}
+    with pytest.raises(error, match=message):
+        uniattn.warmup(**{**right, **wrong})
+
+
+def test_warmup_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UnsupportedError, match=r"device: got cuda; torch sees no GPUs here; .*device='cpu'"):
+        uniattn.warmup(8, 4, 64)

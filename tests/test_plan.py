@@ -1,6 +1,7 @@
 """The plan: the device's list of items against its twin in plain Python, and what an item list must hold."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,18 @@ def test_the_device_lists_what_its_twin_lists(name, device):
     assert items == twin(lens, plan.spec, **{k: v for k, v in options.items() if k not in ("num_splits", "tiles")})
 
 
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_reference_path_fills_the_same_buffer(name, device, monkeypatch):
+    lens, options = BATCHES[name]
+    _, plan = planned(lens, device, **options)
+    monkeypatch.setenv("UNIATTN_BACKEND", "reference")
+    _, filled = planned(lens, device, **options)
+    assert filled.items() == plan.items()
+    tiles = [p.buffer[(1 + p.spec.num_items) * RECORD_INTS :].view(-1, 4).tolist() for p in (filled, plan)]
+    assert [tile for tile in tiles[0] if tile[2]] == [tile for tile in tiles[1] if tile[2]]
+    assert [tile[2] for tile in tiles[0]] == [tile[2] for tile in tiles[1]]
+
+
 def test_random_batches_match_the_twin(device):
     rng = random.Random(0)
     for _ in range(12 if device == "cpu" else 100):
@@ -153,11 +166,13 @@ def test_a_plan_is_rebuilt_in_place(device):
     used = (1 + int(plan.buffer[0])) * RECORD_INTS
     assert torch.equal(fresh.buffer[:2], plan.buffer[:2])
     assert torch.equal(fresh.buffer[RECORD_INTS:used], plan.buffer[RECORD_INTS:used])
-    with pytest.raises(uniattn.ArgumentError, match="out: got a plan for another batch"):
+    with pytest.raises(uniattn.ArgumentError, match="out: got a plan for window_left="):
         uniattn.plan(q, cache, cache, **batch, seqlens_k=torch.tensor([900, 40], **ints), window=(3, 0), out=plan)
 
 
-def test_a_stale_plan_is_found_where_values_are_checked(device, monkeypatch):
+@pytest.mark.parametrize("path", ["reference", "triton"])
+def test_a_stale_plan_is_found_where_values_are_checked(path, device, monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", path)
     monkeypatch.setattr("uniattn.problem.check_values.ENABLED", True)
     ints = {"dtype": torch.int32, "device": device}
     q = torch.zeros(2, 4, 16, device=device)
@@ -167,6 +182,12 @@ def test_a_stale_plan_is_found_where_values_are_checked(device, monkeypatch):
     uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
     with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
         uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
+    monkeypatch.setattr("uniattn.problem.check_values.ENABLED", False)
+    uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
+        uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan for window_left="):
+        uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), window=(3, 0), plan=plan)
 
 
 def test_a_plan_for_other_facts_is_refused(device):
@@ -183,3 +204,86 @@ def test_a_plan_for_other_facts_is_refused(device):
     for change, word in (({"causal": False}, "causal"), ({"window": (4, 0)}, "window_left")):
         with pytest.raises(uniattn.ArgumentError, match=f"plan: got a plan for {word}="):
             uniattn.attention(q, cache, cache, **batch, **change, plan=plan)
+
+
+def test_a_table_wider_than_int32_lengths_is_planned(device):
+    ints = {"dtype": torch.int32, "device": device}
+    q, cache = torch.zeros(2, 4, 16, device=device), torch.zeros(4, 4, 2, 16, device=device)
+    batch = {"cu_seqlens_q": torch.tensor([0, 2], **ints), "seqlens_k": torch.tensor([900], **ints)}
+    # Only the table's shape counts, and memory that nothing touches costs nothing on a CPU.
+    wide = torch.empty(1, 1 << 29, **ints)
+    plans = [uniattn.plan(q, cache, cache, **batch, page_table=table) for table in (wide, wide[:, :300])]
+    assert plans[0].items() == plans[1].items() != []
+
+
+def small_batch(device):
+    ints = {"dtype": torch.int32, "device": device}
+    q, cache = torch.zeros(4, 4, 16, device=device), torch.zeros(4, 16, 2, 16, device=device)
+    sizes = {"cu_seqlens_q": torch.tensor([0, 1, 4], **ints), "page_table": torch.tensor([[0, 1], [2, 3]], **ints)}
+    return {"q": q, "k_cache": cache, "v_cache": cache, **sizes, "seqlens_k": torch.tensor([9, 30], **ints)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b.to("meta"), "plan: got a plan on meta; .* make one with uniattn.plan"),
+        (lambda b: b.long(), "plan: got a plan with a buffer of int64 tensor .* contiguous int32 tensor of at least"),
+        (lambda b: b[:-1], "plan: got a plan with a buffer of int32 tensor .* at least"),
+        (lambda b: b.repeat_interleave(2)[::2], "plan: got a plan with a buffer of int32 tensor .* contiguous"),
+    ],
+)
+def test_a_plan_with_a_foreign_buffer_is_refused(change, message, device):
+    batch = small_batch(device)
+    plan = uniattn.plan(**batch)
+    broken = uniattn.Plan(plan.spec, change(plan.buffer))
+    with pytest.raises(uniattn.ArgumentError, match=message):
+        uniattn.attention(**batch, plan=broken)
+    with pytest.raises(uniattn.ArgumentError, match=message.split(";")[0].split(" .*")[0].replace("plan:", "out:")):
+        uniattn.plan(**batch, out=broken)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_seqlen_q": 1}, "max_rows"), ({"num_splits": 2}, "num_splits"), ({"tiles": TWO_SIZES}, "block_m"),
+        ({"causal": False}, "causal"), ({"window": (3, 0)}, "window_left"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_plan_from_being_rebuilt_is_named(change, field, device):
+    batch = small_batch(device)
+    with pytest.raises(uniattn.ArgumentError, match=f"out: got a plan for {field}=.* bounds, num_splits and tiles"):
+        uniattn.plan(**batch, **change, out=uniattn.plan(**batch))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("block_m", 24), ("block_m", 8), ("block_m", 16.0), ("block_n", 8), ("block_n", 48), ("num_stages", 0), ("num_warps", 3),
+        ("num_warps", 64), ("small_m", 8), ("small_m", 32), ("small_m", 24), ("small_n", 8), ("small_n", 0), ("small_stages", 0),
+        ("programs_per_sm", 0), ("item_overhead", -1),
+    ],
+)  # fmt: skip
+def test_tiles_that_do_not_compile_are_refused(field, wrong, device):
+    batch = small_batch(device)
+    uniattn.plan(**batch, tiles=TWO_SIZES)
+    with pytest.raises(uniattn.ArgumentError, match=f"tiles: got {field}={wrong}; {field} must be"):
+        uniattn.plan(**batch, tiles=replace(TWO_SIZES, **{field: wrong}))
+
+
+def test_what_is_no_tiles_is_refused(device):
+    with pytest.raises(uniattn.ArgumentError, match=r"tiles: got tuple .*must be a uniattn\.schedule\.tiles\.Tiles"):
+        uniattn.plan(**small_batch(device), tiles=(16, 16))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 129, True, 2.0])
+def test_num_splits_out_of_range_are_refused(wrong, device):
+    uniattn.plan(**small_batch(device), num_splits=128)
+    with pytest.raises(uniattn.ArgumentError, match=r"num_splits: got .*at least 1 and at most 128"):
+        uniattn.plan(**small_batch(device), num_splits=wrong)
+
+
+def test_forced_splits_of_more_tiles_than_are_cut_are_refused(device):
+    lens, tiles = [(1, 40)] * 1100, Tiles(16, 16, 1, 4)
+    assert planned(lens, device, num_splits=1, tiles=tiles)[1].spec.num_partials == 0
+    with pytest.raises(uniattn.UnsupportedError, match=r"num_splits: got 2 with .*more than 1024 query tiles"):
+        planned(lens, device, num_splits=2, tiles=tiles)

@@ -1,18 +1,15 @@
 """The front door: `attention`, `plan`, `merge_states`, `write_kv`. Validate, then launch."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from uniattn import ops
-from uniattn.errors import ArgumentError
-from uniattn.launch import backend
+from uniattn import ops, planning
 from uniattn.launch.target import target_of
-from uniattn.problem import check_values, validate, validate_kv
-from uniattn.problem.layout import window_bounds
-from uniattn.schedule.plan import Plan, PlanSpec, make_spec
+from uniattn.problem import check_values, validate, validate_kv, validate_plan
+from uniattn.problem.layout import causal_code, window_bounds
+from uniattn.schedule.plan import Plan, make_spec
 from uniattn.schedule.tiles import Tiles
 
 
@@ -126,17 +123,9 @@ def attention(
     num_tokens, num_q_heads, head_dim = q.shape
     window_left, window_right = window_bounds(window)
     if plan is not None:
-        _check_plan(
-            plan,
-            (
-                num_tokens, cu_seqlens_q.shape[0] - 1, num_q_heads, k_cache.shape[-2], head_dim, v_cache.shape[-1],
-                q.element_size(), _causal_code(causal), window_left, window_right,
-            ),
-        )  # fmt: skip
-        if check_values.ENABLED and check_values.readable(q) and backend.choose(q) != "reference":
-            fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
-            _build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
-            check_values.plan_values(plan, fresh)
+        validate_plan.of_call(plan, q, k_cache, v_cache, cu_seqlens_q, causal, window)
+        if check_values.ENABLED and check_values.readable(q):
+            check_values.plan_values(plan, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     if out is None:
         out = q.new_empty((num_tokens, num_q_heads, v_cache.shape[-1]))
     lse = q.new_empty((num_q_heads, num_tokens), dtype=torch.float32) if return_lse else None
@@ -144,7 +133,7 @@ def attention(
     attend = torch.ops.uniattn.attend if watched else ops.attend
     spec, buffer = (None, None) if plan is None else (plan.spec.as_ints() if watched else plan.spec, plan.buffer)
     attend(
-        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, _offsets_k(seqlens_k, page_table, cu_seqlens_k),
+        q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, planning.offsets_k(seqlens_k, page_table, cu_seqlens_k),
         num_tokens if max_seqlen_q is None else max_seqlen_q, head_dim**-0.5 if softmax_scale is None else softmax_scale,
         causal is True, causal if isinstance(causal, Tensor) else None, window_left, window_right, softcap, sinks, alibi_slopes,
         spec, buffer, out, lse,
@@ -172,23 +161,26 @@ def plan(
     """Cut a batch into work items, on the device: once a step, shared by its layers through `attention(plan=...)`.
 
     A plan depends on the lengths, causality and window, and on the sizes of q and the caches; not on page ids or values. It is
-    built without reading the device, so it can be captured into a CUDA graph.
+    built without reading the device, so it can be captured into a CUDA graph. (The reference path builds the same list in Python.)
 
     Args:
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window: as in
             `attention`. Of q and the caches only shapes and dtypes matter.
-        num_splits: pieces that each query tile's visible K/V is cut into, at least 1, as far as it is long enough; they run side
-            by side and are merged. None: cut where that balances the chip.
+        num_splits: pieces that each query tile's visible K/V is cut into, 1 to 128, as far as it is long enough; they run side
+            by side and are merged. Batches of more than 1024 query tiles are not cut: there only 1 will do. None: cut where that
+            balances the chip.
         tiles: block sizes to force, a `uniattn.schedule.tiles.Tiles`. None: chosen.
-        out: a plan of the same sizes, causality and window to rebuild in place. None: a new one.
+        out: a plan to rebuild in place, of the same sizes, causality and window, made with the same `max_seqlen_q`, `num_splits`
+            and `tiles`. None: a new one.
 
     Returns:
         The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths
         differ gives wrong results or reads past the page table, as nothing tells them apart without reading the device
-        (`UNIATTN_CHECK_VALUES=1` does).
+        (`uniattn.check_values` and `UNIATTN_CHECK_VALUES=1` do).
 
     Raises:
-        ArgumentError: an argument is wrong, or `out` was made for other sizes; nothing was written.
+        ArgumentError: an argument is wrong, or `out` is a plan of another kind; nothing was written.
+        UnsupportedError: as `attention`, or `num_splits` above 1 for more tiles than are cut.
 
     >>> import torch, uniattn
     >>> q, (k_cache, v_cache) = torch.randn(2, 8, 64), torch.randn(2, 10, 4, 2, 64)
@@ -202,80 +194,23 @@ def plan(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None,
         causal=causal, window=window, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
     )  # fmt: skip
-    if num_splits is not None and (type(num_splits) is not int or num_splits < 1):
-        raise ArgumentError("num_splits", repr(num_splits), "it must be an int, at least 1", "leave it out to have it chosen")
+    validate_plan.num_splits(num_splits)
+    validate_plan.tiles(tiles)
     window_left, window_right = window_bounds(window)
     # The compiler traces through the cache anyway, and warns of it.
     make = make_spec.__wrapped__ if torch.compiler.is_compiling() else make_spec
     spec = make(
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
-        _causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
+        causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
         num_splits or 0, tiles,
     )  # fmt: skip
+    validate_plan.can_be_cut(spec)
     if out is None:
         out = Plan(spec, cu_seqlens_q.new_empty(spec.buffer_ints))
-    elif not isinstance(out, Plan) or out.spec != spec or out.buffer.device != cu_seqlens_q.device:
-        raise ArgumentError(
-            "out",
-            "a plan for another batch" if isinstance(out, Plan) else type(out).__name__,
-            "only a plan of the same sizes, causality, window and device can be rebuilt in place",
-            "leave it out to have one allocated",
-        )
-    _build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
+    else:
+        validate_plan.to_rebuild(out, spec, cu_seqlens_q.device)
+    planning.build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     return out
-
-
-def _build(
-    plan: Plan,
-    k_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    causal: bool | Tensor,
-) -> None:
-    """Build the items of `plan` on the device."""
-    watched = ops.watched(k_cache, cu_seqlens_q, plan.buffer)
-    build = torch.ops.uniattn.build_plan if watched else ops.build_plan
-    build(
-        cu_seqlens_q, seqlens_k, _offsets_k(seqlens_k, page_table, cu_seqlens_k), causal if isinstance(causal, Tensor) else None,
-        page_table is not None, _kv_capacity(k_cache, page_table), plan.spec.as_ints() if watched else plan.spec, plan.buffer,
-    )  # fmt: skip
-
-
-def _causal_code(causal: bool | Tensor) -> int:
-    """0 no, 1 yes, 2 for each sequence."""
-    return 2 if isinstance(causal, Tensor) else int(causal)
-
-
-def _kv_capacity(k_cache: Tensor, page_table: Tensor | None) -> int:
-    """KV tokens that a row of the page table, or contiguous K/V, holds."""
-    return k_cache.shape[0] if page_table is None else page_table.shape[1] * k_cache.shape[1]
-
-
-def _offsets_k(seqlens_k: Tensor | None, page_table: Tensor | None, cu_seqlens_k: Tensor | None) -> Tensor | None:
-    """`cu_seqlens_k`, made from the lengths where contiguous K/V came without."""
-    if page_table is None and cu_seqlens_k is None:
-        assert seqlens_k is not None
-        return torch.nn.functional.pad(seqlens_k.cumsum(0, dtype=torch.int32), (1, 0))
-    return cu_seqlens_k
-
-
-def _check_plan(plan: object, came: tuple[int, ...]) -> None:
-    """Raise where `plan` is no plan or its facts are not `came`, the first fields of `PlanSpec`."""
-    if not isinstance(plan, Plan):
-        raise ArgumentError("plan", type(plan).__name__, "it must be a Plan", "pass what uniattn.plan(...) returned, or no plan")
-    if plan.spec.facts == came:
-        return
-    for field, got in zip(fields(PlanSpec), came, strict=False):
-        planned = getattr(plan.spec, field.name)
-        if planned != got:
-            raise ArgumentError(
-                "plan",
-                f"a plan for {field.name}={planned} with a call of {field.name}={got}",
-                "a plan serves calls of its own sizes, causality and window only",
-                "make one with uniattn.plan(...) from this call's arguments",
-            )
 
 
 def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -330,8 +265,9 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
             `slot_mapping[t] % page_size`; -1 skips it. No slot may come twice.
 
     Raises:
-        ArgumentError: an argument is wrong, or a cache shares memory with itself, `k` or `v`; nothing was written. Slots are
-            checked under `UNIATTN_CHECK_VALUES=1` only; without it a slot outside the cache is skipped.
+        ArgumentError: an argument is wrong, or a cache shares an element with itself, the other cache, `k` or `v`; nothing was
+            written. The caches may be views of one packed buffer, and `v_cache` may be a view of `k_cache` where `v` is the same
+            view of `k`. Slots are checked under `UNIATTN_CHECK_VALUES=1` only; without it a slot outside the cache is skipped.
 
     >>> import torch, uniattn
     >>> k, v = torch.ones(2, 2, 64), torch.ones(2, 2, 64)

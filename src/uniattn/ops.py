@@ -1,17 +1,19 @@
 """The torch ops under the front door: tensors and scalars only, outputs passed in, with fake implementations.
 
-`torch.ops.uniattn.attend`, `.merge` and `.write_kv` make `torch.compile(fullgraph=True)` work. They are defined with
+`torch.ops.uniattn.attend`, `.build_plan`, `.merge` and `.write_kv` make `torch.compile(fullgraph=True)` work. They are defined with
 `torch.library.Library.define`, whose dispatch costs about 3 us a call with this argument list, against 72 us for `custom_op`.
 An eager call that nothing watches skips even that: `watched` says when.
 """
 
 import functools
 from types import ModuleType
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from uniattn.launch import backend
+from uniattn.schedule.fill import fill
 from uniattn.schedule.plan import PlanSpec
 
 _LIB = torch.library.Library("uniattn", "DEF")
@@ -76,13 +78,20 @@ def build_plan(
     spec: PlanSpec | list[int],
     buffer: Tensor,
 ) -> None:
-    """Build a plan's list of items into `buffer`. The reference path has no use for one and leaves it as it is."""
-    if backend.choose(buffer) != "reference":
+    """Build a plan's list of items into `buffer`. The reference path has no use for one, but fills it alike."""
+    if backend.choose(buffer) == "reference":
+        if not buffer.is_meta:
+            fill(_spec(spec), cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, buffer)
+    else:
         _launches().build(
             _spec(spec), cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, paged, kv_capacity, buffer
         )  # fmt: skip
 
 
+@overload
+def _spec(spec: PlanSpec | list[int]) -> PlanSpec: ...
+@overload
+def _spec(spec: PlanSpec | list[int] | None) -> PlanSpec | None: ...
 def _spec(spec: PlanSpec | list[int] | None) -> PlanSpec | None:
     """The spec itself, which direct calls pass, or that of the op's ints."""
     return PlanSpec.from_ints(spec) if isinstance(spec, list) else spec

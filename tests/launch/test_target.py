@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from uniattn.launch.target import Target, from_properties, target_of
+from uniattn.launch.target import Target, from_properties, interpreted, target_of
 
 
 def test_cuda():
@@ -55,3 +55,10 @@ def test_device_is_asked_once(monkeypatch):
 
         target._of_index.cache_clear()
     assert asked == [101]
+
+
+@pytest.mark.parametrize("word", ["1", "true", "TRUE", "yes", "Yes", "on", "On", "y", "0", "false", "no", "off", "", "2", "t"])
+def test_interpreted_is_what_triton_takes_for_true(word, monkeypatch):
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setenv("TRITON_INTERPRET", word)
+    assert interpreted() == bool(knobs.runtime.interpret)

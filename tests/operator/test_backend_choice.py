@@ -1,11 +1,14 @@
 """`UNIATTN_BACKEND` really chooses: the path asked for runs, and no other does."""
 
+import os
+import subprocess
 import sys
 
 import pytest
 import torch
 
 import uniattn
+from uniattn.launch.backend import own_dict
 from uniattn.testing import make_batch
 
 
@@ -53,7 +56,7 @@ def test_the_chosen_path_runs_and_no_other(backend, function, monkeypatch):
         call()
 
 
-@pytest.mark.parametrize("value", [None, "auto"])
+@pytest.mark.parametrize("value", [None, "auto", ""])
 @pytest.mark.parametrize("function", ["attend", "merge", "write_kv"])
 def test_cpu_tensors_take_the_reference_path_by_default(function, value, monkeypatch):
     if value is None:
@@ -81,8 +84,47 @@ def test_triton_on_cpu_tensors_needs_the_interpreter(monkeypatch):
         calls()["attend"]()
 
 
-@pytest.mark.parametrize("value", ["cuda", "", "Triton"])
+@pytest.mark.parametrize("value", ["cuda", "hopper", "Triton"])
 def test_unknown_backends_are_refused(value, monkeypatch):
     monkeypatch.setenv("UNIATTN_BACKEND", value)
-    with pytest.raises(uniattn.UnsupportedError, match="UNIATTN_BACKEND"):
+    message = rf"UNIATTN_BACKEND: got '{value}'; one of auto, reference, triton in this version"
+    with pytest.raises(uniattn.UnsupportedError, match=message):
         calls()["attend"]()
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_the_environment_is_looked_up_by_its_own_keys(windows):
+    code = (str.upper, str, str, str) if windows else (os.fsencode, os.fsdecode, os.fsencode, os.fsdecode)
+    environ = os._Environ({}, *code)
+    held, key = own_dict(environ, "UNIATTN_BACKEND")
+    assert key not in held
+    environ._data[key] = code[2]("triton")
+    assert environ["UNIATTN_BACKEND"] == "triton"
+    assert key in held
+    assert own_dict({}, "UNIATTN_BACKEND")[0] is None
+
+
+LATE = """
+import os, torch, uniattn, uniattn.launch.launches
+os.environ["TRITON_INTERPRET"], os.environ["UNIATTN_BACKEND"] = "1", "triton"
+x, ints = torch.zeros(1, 1, 16), torch.tensor([0, 1], dtype=torch.int32)
+pages = torch.zeros(1, 1, 1, 16)
+for call in (
+    lambda: uniattn.attention(x, x, x, cu_seqlens_q=ints, cu_seqlens_k=ints),
+    lambda: uniattn.plan(x, x, x, cu_seqlens_q=ints, cu_seqlens_k=ints),
+    lambda: uniattn.merge_states([x, x], [x[..., 0], x[..., 0]]),
+    lambda: uniattn.write_kv(x, x, pages, pages.clone(), ints[:1]),
+):
+    try:
+        call()
+    except uniattn.UnsupportedError as error:
+        print(error)
+"""
+
+
+def test_an_interpreter_asked_for_too_late_is_told():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("TRITON_INTERPRET: got set after") and "before Python starts" in line for line in lines)

@@ -1,6 +1,7 @@
 """Values on the device: each wrong one beside its right sibling."""
 # ruff: noqa: E501 -- tables, one case a line
 
+import inspect
 import os
 import subprocess
 import sys
@@ -109,3 +110,15 @@ def test_compiled_calls_are_not_checked(monkeypatch):
     call = batch()
     compiled = torch.compile(uniattn.attention, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(**call), uniattn.attention(**call))
+
+
+def test_it_takes_what_attention_takes():
+    ours, attention = (inspect.signature(f).parameters for f in (uniattn.check_values, uniattn.attention))
+    assert list(ours.items()) == list(attention.items())
+
+
+@pytest.mark.parametrize("name", ["mask", "q_scale", "k_scale", "v_scale", "kv_format", "out_scale"])
+def test_reserved_arguments_are_refused(name):
+    uniattn.check_values(**batch(**{name: None}))
+    with pytest.raises(uniattn.UnsupportedError, match=f"{name}: got int 1; it is not supported in this version"):
+        uniattn.check_values(**batch(**{name: 1}))

@@ -11,12 +11,11 @@ from uniattn.launch import merge as merge_launch
 from uniattn.launch import plan as plan_launch
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import interpreted, on_index, target_of
-from uniattn.problem.layout import UNBOUNDED
+from uniattn.problem.layout import MAX_INT32, UNBOUNDED, kv_capacity
 from uniattn.schedule.plan import PlanSpec, make_spec
 from uniattn.schedule.tiles import dim_parts, next_power_of_2
 
 LOG2E = math.log2(math.e)
-_MAX_INT32 = 2**31 - 1
 
 
 class Key(NamedTuple):
@@ -103,7 +102,7 @@ def classify(strides: tuple[int, ...], addresses: int, itemsize: int) -> tuple[b
     """`(aligned, wide)` of a key, from the strides of q, K, V and the output and their addresses or-ed together."""
     q0, q1, k0, k1, k2, v0, v1, v2, o0, o1 = strides
     bits = q0 | q1 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1
-    return (addresses | bits * itemsize) & 15 == 0, bits > _MAX_INT32
+    return (addresses | bits * itemsize) & 15 == 0, bits > MAX_INT32
 
 
 def _effective_strides(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> tuple[int, ...]:
@@ -153,18 +152,17 @@ def attend(
     itemsize = dtype.itemsize
     if page_table is None:
         # Contiguous K/V has no pages: its token stride stands at the slot's place.
-        page_size, page_table_stride, kv_capacity, offsets_k = 0, 0, k_cache.shape[0], cu_seqlens_k
+        page_size, page_table_stride, offsets_k = 0, 0, cu_seqlens_k
         strides = (*q.stride()[:2], 0, *k_cache.stride()[:2], 0, *v_cache.stride()[:2], *out.stride()[:2])
     else:
         page_size, page_table_stride, offsets_k = k_cache.shape[1], page_table.stride(0), None
-        # A table may be wider than any int32 length: what lies beyond is out of reach anyway.
-        kv_capacity = min(page_table.shape[1] * page_size, _MAX_INT32)
         strides = (*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *out.stride()[:2])
     addresses = q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr() | out.data_ptr()
     aligned, wide = classify(strides, addresses, itemsize)
     if not aligned or wide:
         strides = _effective_strides(q, k_cache, v_cache, out)
         aligned, wide = classify(strides, addresses, itemsize)
+    capacity = kv_capacity(k_cache, page_table)
     spec, items = plan_spec, plan_buffer
     if spec is None or items is None:
         spec = make_spec(
@@ -173,7 +171,7 @@ def attend(
         )  # fmt: skip
         items = cu_seqlens_q.new_empty(spec.buffer_ints, dtype=torch.int32)
         plan_launch.build(
-            spec, cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, page_table is not None, kv_capacity, items
+            spec, cu_seqlens_q, seqlens_k, cu_seqlens_k, causal_per_seq, page_table is not None, capacity, items
         )  # fmt: skip
 
     partial_out = partial_lse = None
@@ -199,7 +197,7 @@ def attend(
             (spec.num_items * num_kv_heads, 1, 1),
             (q, k_cache, v_cache, out, lse, partial_out, partial_lse, items, page_table, offsets_k, causal_per_seq, sinks,
              alibi_slopes),
-            (*strides, page_table_stride, kv_capacity, num_tokens, num_seqs, num_kv_heads, window_left, window_right, scale, cap),
+            (*strides, page_table_stride, capacity, num_tokens, num_seqs, num_kv_heads, window_left, window_right, scale, cap),
         )  # fmt: skip
     if partial_out is not None:
         assert partial_lse is not None

@@ -1,13 +1,16 @@
 """Which path serves a call: the device decides, `UNIATTN_BACKEND` overrides."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from uniattn.errors import UnsupportedError
 from uniattn.launch import triton_version
+from uniattn.launch.target import interpreted
 
-CHOICES = ("auto", "reference", "triton", "hopper")
+CHOICES = ("auto", "reference", "triton")
 
 
 def choose(x: Tensor) -> str:
@@ -19,7 +22,7 @@ def choose(x: Tensor) -> str:
         triton_version.require()
         return "triton"
     if asked == "triton":
-        if not x.is_cuda and os.environ.get("TRITON_INTERPRET", "0") != "1":
+        if not x.is_cuda and not interpreted():
             raise UnsupportedError(
                 "UNIATTN_BACKEND",
                 got="triton with CPU tensors",
@@ -33,13 +36,18 @@ def choose(x: Tensor) -> str:
 
 
 def _asked() -> str:
-    """`UNIATTN_BACKEND` now, "auto" where it is unset."""
+    """`UNIATTN_BACKEND` now, "auto" where it is unset or empty."""
     # os.environ raises and catches two KeyErrors for what is unset: 1.2 us a call. Its own dict, where there is one as in
-    # CPython on Linux, answers in 0.1.
+    # CPython, answers in 0.1.
     if _ENVIRONMENT is not None and _VARIABLE not in _ENVIRONMENT:
         return "auto"
-    return os.environ.get("UNIATTN_BACKEND", "auto")
+    return os.environ.get("UNIATTN_BACKEND") or "auto"
 
 
-_ENVIRONMENT = getattr(os.environ, "_data", None)
-_VARIABLE = b"UNIATTN_BACKEND"
+def own_dict(environ: Any, variable: str) -> tuple[Mapping[Any, Any] | None, Any]:
+    """The dict that holds `environ`'s variables, and what it calls `variable`: bytes on Linux, a str on Windows. None without."""
+    encode = getattr(environ, "encodekey", None)
+    return (None, variable) if encode is None else (getattr(environ, "_data", None), encode(variable))
+
+
+_ENVIRONMENT, _VARIABLE = own_dict(os.environ, "UNIATTN_BACKEND")

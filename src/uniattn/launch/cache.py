@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uniattn.errors import UnsupportedError
 from uniattn.launch import direct
 from uniattn.launch.target import interpreted, on_index
 
@@ -123,6 +124,8 @@ class Kernels(dict[Hashable, Launch]):
             return launch
 
     def _compile(self, key: Hashable, source: Source) -> Launch:
+        if source.device < 0 and interpreted():
+            _require_interpreter(self.fn)
         plain = _plain(self.fn, source)
         if interpreted() or _state.direct_is_broken:
             return plain
@@ -145,6 +148,19 @@ class Kernels(dict[Hashable, Launch]):
                 self[key] = launch
 
         return first
+
+
+def _require_interpreter(fn: Any) -> None:
+    """Raise where `fn` was made for a GPU: Triton decides that when a kernel is defined, whatever the environment says later."""
+    from triton.runtime.jit import JITFunction
+
+    if isinstance(fn, JITFunction):
+        raise UnsupportedError(
+            "TRITON_INTERPRET",
+            "set after the kernels were made for a GPU",
+            "Triton chooses its interpreter when the kernels are imported",
+            "set TRITON_INTERPRET=1 before Python starts",
+        )
 
 
 def _give_up(error: Exception) -> None:

@@ -65,8 +65,8 @@ def from_properties(properties: Any, *, hip: bool) -> Target:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+    """Whether the environment asks for Triton's interpreter, in any of the words that Triton takes."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 # torch.cuda.current_device() checks first that CUDA is initialised, which any CUDA tensor shows: 0.3 us in place of 0.1.

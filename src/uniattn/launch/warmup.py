@@ -2,10 +2,10 @@
 
 import torch
 
-from uniattn.errors import ArgumentError
 from uniattn.launch import backend
 from uniattn.launch.cache import num_compilations
 from uniattn.launch.target import target_of
+from uniattn.problem import validate_warmup
 from uniattn.problem.layout import UNBOUNDED, window_bounds
 from uniattn.schedule import tiles
 
@@ -54,21 +54,17 @@ def warmup(
         How many kernels were compiled or taken from Triton's cache on disk.
 
     Raises:
-        ArgumentError: head counts that do not divide.
-        UnsupportedError: Triton is missing or too old.
+        ArgumentError: a size or dtype is wrong, such as head counts that do not divide.
+        UnsupportedError: this version has no kernels for the sizes or dtype, there is no such GPU, or Triton is missing or too old.
 
     >>> import uniattn
     >>> uniattn.warmup(32, 8, 128, page_size=16, device="cpu")  # on a GPU: 20
     0
     """
-    if num_kv_heads < 1 or num_q_heads % num_kv_heads:
-        raise ArgumentError(
-            "num_q_heads",
-            f"{num_q_heads} query heads for {num_kv_heads} KV heads",
-            "num_q_heads must be a multiple of num_kv_heads, and both at least 1",
-            "pass the head counts of one device's share of the model",
-        )
+    validate_warmup.shapes(num_q_heads, num_kv_heads, head_dim, v_head_dim, page_size)
+    validate_warmup.dtypes(dtype, sinks)
     device = torch.device(device)
+    validate_warmup.present(device)
     example = torch.empty(0, dtype=dtype, device=device)
     if backend.choose(example) == "reference":
         return 0

@@ -9,8 +9,9 @@ import os
 import torch
 from torch import Tensor
 
+from uniattn import planning
 from uniattn.errors import ArgumentError
-from uniattn.problem import validate
+from uniattn.problem import validate, validate_plan
 from uniattn.problem.layout import window_bounds
 from uniattn.schedule.plan import Plan
 
@@ -39,18 +40,26 @@ def check_values(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: object | None = None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    kv_format: str | None = None,
     out: Tensor | None = None,
+    out_scale: Tensor | None = None,
     return_lse: bool = False,
+    plan: Plan | None = None,
     deterministic: bool = False,
 ) -> None:
     """Check a call of `uniattn.attention` with these arguments, the values on the device included; waits for the device.
 
     Beyond what `attention` checks by itself: offsets start at 0 and never fall, lengths are at least 0, `cu_seqlens_q[-1]` is at
     most num_tokens, contiguous segments lie within K/V, the page table is wide enough for each length, the ids of visible pages
-    exist, and `max_seqlen_*` are upper bounds.
+    exist, `max_seqlen_*` are upper bounds, and a plan was built from this call's lengths.
 
     Raises:
         ArgumentError: as `attention`; the message names the first wrong element.
+        UnsupportedError: as `attention`.
 
     >>> import torch, uniattn
     >>> q, (k_cache, v_cache) = torch.randn(1, 8, 64), torch.randn(2, 10, 4, 2, 64)
@@ -59,11 +68,15 @@ def check_values(
     Traceback (most recent call last):
     uniattn.errors.ArgumentError: page_table[0, 1]: got 10; the page is visible and must be in [0, num_pages) = [0, 10); check ...
     """
+    validate.unserved(mask=mask, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, kv_format=kv_format, out_scale=out_scale)
     validate.attention(
         q, k_cache, v_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
         window, softcap, sinks, alibi_slopes, out, return_lse, deterministic,
     )  # fmt: skip
     attention_values(q, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, max_seqlen_q, max_seqlen_k, window)
+    if plan is not None:
+        validate_plan.of_call(plan, q, k_cache, v_cache, cu_seqlens_q, causal, window)
+        plan_values(plan, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
 
 
 def attention_values(
@@ -207,8 +220,18 @@ def _first(flags: Tensor) -> int:
     return int(flags.nonzero()[0])
 
 
-def plan_values(plan: Plan, fresh: Plan) -> None:
-    """Raise where `plan` was built from other lengths than `fresh`, a plan of the same spec built from those of this call."""
+def plan_values(
+    plan: Plan,
+    k_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seqlens_k: Tensor | None,
+    page_table: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal: bool | Tensor,
+) -> None:
+    """Raise where `plan`, right for the call but for its lengths, was built from other lengths."""
+    fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
+    planning.build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     items, fresh_items = plan.items(), fresh.items()
     if items != fresh_items:
         raise ArgumentError(

@@ -86,3 +86,43 @@ def _apart_in_columns(a: Tensor, b: Tensor) -> bool:
 def has_address(x: Tensor) -> bool:
     # Fake, functional and meta tensors have no memory to compare, and a compiled graph must not bake addresses in.
     return type(x) in _REAL and not x.is_meta and not torch.compiler.is_compiling()
+
+
+def slots_meet(a: Tensor, b: Tensor) -> bool:
+    """Whether caches `a` and `b`, equal in all dims but the last, share an address.
+
+    Views of one packed buffer mesh, so byte ranges tell nothing. Where both have the same strides and neither overlaps itself the
+    answer is exact; other strides, which no packed buffer gives, are asked about their first rows alone.
+    """
+    if not has_address(a) or not has_address(b) or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    distance, item = b.data_ptr() - a.data_ptr(), a.element_size()
+    steps = []
+    if a.stride() == b.stride():
+        steps = sorted(((s * item, n) for s, n in zip(a.stride()[:-1], a.shape[:-1], strict=True) if n > 1), reverse=True)
+    return _rows_meet(distance, steps, a.shape[-1] * item, b.shape[-1] * item)
+
+
+def _rows_meet(distance: int, steps: list[tuple[int, int]], a_width: int, b_width: int) -> bool:
+    """Whether rows that start `distance` bytes apart meet, moved against each other by less than `n` times each step `(s, n)`.
+
+    What the later, smaller steps can bridge is less than one of the first, which leaves it two choices.
+    """
+    if not steps:
+        return -b_width < distance < a_width
+    step, n = steps[0]
+    return any(
+        _rows_meet(distance - moves * step, steps[1:], a_width, b_width)
+        for moves in (distance // step, distance // step + 1)
+        if -n < moves < n
+    )
+
+
+def same_rows(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether K and V lie to each other as the caches do, so that an address both are written to gets one value (MLA's latent)."""
+    distance = v_cache.data_ptr() - k_cache.data_ptr()
+    width = k.element_size() * k.shape[-1]
+    alike = k.stride() == v.stride() and k_cache.stride() == v_cache.stride()
+    return alike and v.data_ptr() - k.data_ptr() == distance and 0 <= distance < width

@@ -65,13 +65,11 @@ def attention(
         or k_shape[1] != v_shape[1]
         or v_shape[-2] != num_kv_heads
         or num_kv_heads == 0
+        or num_q_heads == 0
         or num_q_heads % num_kv_heads
     ):
         raise _unmatched_heads(q_shape, k_shape, v_shape)
-    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
-        raise _head_dim("q", head_dim, MAX_HEAD_DIM)
-    if not MIN_HEAD_DIM <= head_dim_v <= MAX_HEAD_DIM_V:
-        raise _head_dim("v_cache", head_dim_v, MAX_HEAD_DIM_V)
+    head_dims(("q", head_dim), ("v_cache", head_dim_v))
 
     if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape[0] == 0:
         raise ArgumentError(
@@ -131,6 +129,14 @@ def attention(
         check_no_grad(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
     if dtype is torch.bfloat16 and q.is_cuda:
         check_chip("q", q)
+
+
+def head_dims(named_dim: tuple[str, int], named_dim_v: tuple[str, int]) -> None:
+    """Refuse head dims that the kernels do not serve; each comes with the argument that told it."""
+    if not MIN_HEAD_DIM <= named_dim[1] <= MAX_HEAD_DIM:
+        raise _head_dim(*named_dim, MAX_HEAD_DIM)
+    if not MIN_HEAD_DIM <= named_dim_v[1] <= MAX_HEAD_DIM_V:
+        raise _head_dim(*named_dim_v, MAX_HEAD_DIM_V)
 
 
 def unserved(**arguments: object) -> None:

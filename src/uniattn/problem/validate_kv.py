@@ -89,6 +89,13 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         raise strided("slot_mapping", slot_mapping)
     memory.check_written("k_cache", k_cache, (("k", k), ("v", v)))
     memory.check_written("v_cache", v_cache, (("k", k), ("v", v)))
+    if memory.slots_meet(k_cache, v_cache) and not memory.same_rows(k, v, k_cache, v_cache):
+        raise ArgumentError(
+            "v_cache",
+            "memory that k_cache also uses",
+            "K and V would be written to the same addresses",
+            "pass two caches, or two views of one buffer that share no element",
+        )
     if torch.is_grad_enabled():
         check_no_grad(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     if dtype is torch.bfloat16 and k.is_cuda:

@@ -77,7 +77,7 @@ def smem_bytes(tiles_m: int, tiles_n: int, stages: int, head_dim: int, v_head_di
 def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> Tiles:
     """Tiles for sequences that bring about `rows` query rows (query tokens x group) each; `matrix_unit` as `Target` has it.
 
-    Where a comment names spills, `scripts/compile_all.py` shows them, and writes its record to benchmarks/compiled.md.
+    Where a comment names spills, `scripts/compile_all.py` shows them.
     """
     d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
     few, medium = ROW_CLASSES
@@ -137,7 +137,7 @@ def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: in
 
 
 def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:
-    """Bound of the tiles of any batch of these sizes, as `kernels.blocks.tiles` numbers them."""
+    """Bound of the tiles of any batch of these sizes, as `kernels.plan` numbers them."""
     return num_tokens * group // block_m + num_seqs + 1
 
 
