@@ -57,7 +57,6 @@ class Checker:
     """The oracle of one batch, computed once and used for every provider."""
 
     def __init__(self, batch: DeviceBatch, count: int):
-        self._workload = batch.workload
         self._tokens = sample(batch.workload, count)
         self._right = compare.oracle(batch.single_queries(self._tokens))
 

@@ -1,5 +1,4 @@
-"""One query tile: load its rows, run over a range of its KV tokens, give its normalised output and LSE; store it.
-"""
+"""One query tile: load its rows, run over a range of its KV tokens, give its normalised output and LSE; store it."""
 
 import triton
 import triton.language as tl
