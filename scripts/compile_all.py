@@ -82,8 +82,9 @@ def configurations(chip: str, small: bool = False):
                 tile += f"; {t.small_m}x{t.small_n}, {t.small_stages} stages"
             yield "attend", f"{name} {dims}", tile, _words(FEATURES[i]), attend.KERNELS, attend.Key(**key)
         if i == 0 and name == "bfloat16":
-            key = merge.PiecesKey(0, dtype(name), torch.int32, True, True, 4, v_head_dim, t.block_m)
-            yield "pieces", f"{name} {v_head_dim}", f"{t.block_m} rows", "", merge.PIECES_KERNELS, key
+            for rows in merge.ROWS:
+                key = merge.PiecesKey(0, dtype(name), torch.int32, True, True, 4, v_head_dim, t.block_m, rows)
+                yield "pieces", f"{name} {v_head_dim}", f"{t.block_m} rows, {rows} a program", "", merge.PIECES_KERNELS, key
     plans = dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n) for _, _, _, t in problems)
     for tile in list(plans)[: 1 if small else None]:
         for may_cut in (True, False):

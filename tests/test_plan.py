@@ -32,7 +32,7 @@ def planned(lens, device, *, padding=0, causal=True, window=None, num_splits=Non
     rows = plan.buffer[: (1 + plan.spec.num_items) * RECORD_INTS].view(-1, RECORD_INTS).tolist()
     num_large, num_small = rows[0][:2]
     records = rows[1 : 1 + num_large + num_small]
-    items = [Item(r[0], r[1], r[5], r[6], 0, i >= num_large) for i, r in enumerate(records)]
+    items = [Item(r[0], r[1], r[5], r[6], 0, i >= num_large, rows[0][2]) for i, r in enumerate(records)]
     q_begins = [*cu_seqlens_q.tolist(), num_tokens]
     sequences = [*lens, (padding, 0)]
     for r in records:
@@ -51,7 +51,8 @@ def twin(lens, spec: PlanSpec, *, padding=0, causal=True, window=None):
         block_m=spec.block_m, block_n=spec.block_n, small_m=spec.small_m, small_n=spec.small_n, may_cut=spec.num_partials > 0,
         num_splits=spec.num_splits, causal=causal, window=(left, right), padding_tokens=padding,
     )  # fmt: skip
-    return [Item(i.seq, i.first_row, i.split, i.num_splits, 0, i.small) for i in items]
+    longest = max(i.tile_cost for i in items)
+    return [Item(i.seq, i.first_row, i.split, i.num_splits, 0, i.small, longest) for i in items]
 
 
 @pytest.fixture(

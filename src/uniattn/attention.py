@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from uniattn import ops, planning
+from uniattn.launch import choice
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv, validate_plan
 from uniattn.problem.layout import causal_code, window_bounds
@@ -202,7 +203,7 @@ def plan(
     spec = make(
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
         causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
-        num_splits or 0, tiles,
+        num_splits or 0, tiles, choice.wants_hopper(k_cache, v_cache, page_table),
     )  # fmt: skip
     validate_plan.can_be_cut(spec)
     if out is None:

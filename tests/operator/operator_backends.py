@@ -73,3 +73,4 @@ def two_tile_sizes(batch: Batch, num_splits: int = 1) -> uniattn.Plan:
 REFERENCE_CPU = Backend("reference-cpu", "cpu", "reference")
 TRITON_INTERPRETER = Backend("triton-interpreter", "cpu", "triton")
 TRITON_GPU = Backend("triton-gpu", "cuda", "triton")
+HOPPER_GPU = Backend("hopper-gpu", "cuda", "hopper")

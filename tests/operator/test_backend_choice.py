@@ -87,7 +87,7 @@ def test_triton_on_cpu_tensors_needs_the_interpreter(monkeypatch):
 @pytest.mark.parametrize("value", ["cuda", "hopper", "Triton"])
 def test_unknown_backends_are_refused(value, monkeypatch):
     monkeypatch.setenv("UNIATTN_BACKEND", value)
-    message = rf"UNIATTN_BACKEND: got '{value}'; one of auto, reference, triton in this version"
+    message = rf"UNIATTN_BACKEND: got '{value}'; one of auto, reference, triton, hopper in this version"
     with pytest.raises(uniattn.UnsupportedError, match=message):
         calls()["attend"]()
 

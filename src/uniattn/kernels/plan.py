@@ -5,7 +5,7 @@ pieces are listed longest first, those of large tiles before those of small ones
 then places the pieces of its own OWN tiles by counting what comes before them: no scan, no second pass, no communication.
 
 A record is 8 ints: seq, first_row, q_begin, q_len, kv_len, split, num_splits, first partial slot (-1: not cut). The header, in
-the first record's place, holds the numbers of large and of small items.
+the first record's place, holds the numbers of large and of small items, and the longest tile's cost.
 """
 
 import triton
@@ -135,6 +135,7 @@ def plan_kernel(
     slot = tl.zeros_like(own)
     num_large = 0
     num_small = 0
+    longest = 0
     for first in range(0, num_tiles, CHUNK):
         tile = first + tl.arange(0, CHUNK)
         c_exists, c_small, _, _, _, _, _, c_cost = _tile_facts(
@@ -144,6 +145,7 @@ def plan_kernel(
         c_exists = c_exists & (tile < num_tiles)
         c_cost = tl.where(c_exists, c_cost, 0)
         c_pieces = c_exists.to(tl.int32)
+        longest = tl.maximum(longest, tl.max(c_cost, 0))
         if MAY_SPLIT:
             piece_tokens = _piece_tokens(c_cost, c_exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE)
             pieces = _pieces(cost, exists, piece_tokens, forced_splits, tl.maximum(tl.where(small, SMALL_N, BLOCK_N), 1))
@@ -163,6 +165,7 @@ def plan_kernel(
     if tl.program_id(0) == 0:
         tl.store(items_ptr, num_large)
         tl.store(items_ptr + 1, num_small)
+        tl.store(items_ptr + 2, longest)
     slot = tl.where(pieces > 1, slot, -1)
     tile_ptr = tiles_ptr + own * 4
     in_range = own < num_tiles

@@ -1,17 +1,21 @@
 """Launch of the portable kernel and, where the plan may have cut tiles, of the merge."""
 
+import functools
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from uniattn.kernels.triton.attend import attend_kernel
+from uniattn.launch import choice
 from uniattn.launch import merge as merge_launch
 from uniattn.launch import plan as plan_launch
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import interpreted, on_index, target_of
 from uniattn.problem.layout import MAX_INT32, UNBOUNDED, kv_capacity
+from uniattn.schedule import tiles
 from uniattn.schedule.plan import PlanSpec, make_spec
 from uniattn.schedule.tiles import dim_parts, next_power_of_2
 
@@ -114,6 +118,14 @@ def _effective_strides(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor)
     return tuple(strides)
 
 
+@functools.cache
+def _hopper() -> ModuleType:
+    """Imported late: Gluon is not interpreted, and other chips do not need it."""
+    from uniattn.launch import hopper
+
+    return hopper
+
+
 def attend(
     q: Tensor,
     k_cache: Tensor,
@@ -167,7 +179,8 @@ def attend(
     if spec is None or items is None:
         spec = make_spec(
             num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize,
-            2 if causal_per_seq is not None else int(causal), window_left, window_right, max_seqlen_q, target_of(q.device),
+            2 if causal_per_seq is not None else int(causal), window_left, window_right, max_seqlen_q, target_of(q.device), 0, None,
+            alibi_slopes is None and choice.wants_hopper(k_cache, v_cache, page_table),
         )  # fmt: skip
         items = cu_seqlens_q.new_empty(spec.buffer_ints, dtype=torch.int32)
         plan_launch.build(
@@ -184,13 +197,24 @@ def attend(
         scale, cap = softmax_scale / softcap, softcap * LOG2E
     else:
         scale, cap = softmax_scale * LOG2E, 0.0
+    if spec.is_hopper and aligned and alibi_slopes is None and page_table is not None:
+        _hopper().attend(
+            spec, items, q, k_cache, v_cache, page_table, causal, causal_per_seq, scale, cap, sinks, capacity, out, lse, partial_out,
+            partial_lse,
+        )  # fmt: skip
+        if partial_out is not None:
+            assert partial_lse is not None
+            merge_launch.merge_pieces(spec, items, partial_out, partial_lse, cu_seqlens_q, out, lse)
+        return
+    choice.refuse_other_than_hopper()
     index = q.get_device()
     launch = KERNELS[
         index, dtype, None if page_table is None else page_table.dtype, None if offsets_k is None else offsets_k.dtype,
         None if causal_per_seq is None else causal_per_seq.dtype, None if sinks is None else sinks.dtype,
         None if alibi_slopes is None else alibi_slopes.dtype, lse is not None, partial_out is not None, aligned, wide,
         strides[2:5] == strides[5:8], causal, window_left != UNBOUNDED, has_softcap, head_dim, v_head_dim,
-        num_q_heads // num_kv_heads, page_size, spec.compiled_in,
+        num_q_heads // num_kv_heads, page_size,
+        tiles.beside_hopper(head_dim, v_head_dim, itemsize).compiled_in if spec.is_hopper else spec.compiled_in,
     ]  # fmt: skip
     with on_index(index):
         launch(

@@ -28,6 +28,9 @@ from uniattn.launch.target import interpreted, on_index
 # `Source.numbers`, those of a tuple one after another.
 Launch = Callable[[tuple[int, int, int], Sequence[Tensor | None], Sequence[int | float]], None]
 
+# What a descriptor of four dims becomes at run time: the map, its sizes, its strides.
+MAP_TYPES = ("nvTmaDesc", *("i32",) * 4, *("i64",) * 4)
+
 _POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -51,6 +54,8 @@ class Source:
         divisors: what divides the addresses (in bytes) or the numbers so named; tuples whole. The caller promises it.
         options: Triton's compile options, `num_warps` and so on.
         device: index of the CUDA or HIP device, -1 for the interpreter.
+        descriptors: TMA descriptors by name, as Triton's type; the kernel takes them after its pointers. `launch.tensor_map`
+            makes the values, which come first among the numbers. The kernel is a Gluon one.
     """
 
     pointers: dict[str, torch.dtype | None]
@@ -59,11 +64,12 @@ class Source:
     divisors: dict[str, int]
     options: dict[str, Any]
     device: int = -1
+    descriptors: dict[str, str] = field(default_factory=dict)
 
     def signature(self) -> dict[str, str | tuple[str, ...]]:
         """Triton's type of each parameter. A None is a constant to it."""
         pointers = {name: "constexpr" if dtype is None else _POINTERS[dtype] for name, dtype in self.pointers.items()}
-        return {**pointers, **self.numbers, **dict.fromkeys(self.constants, "constexpr")}
+        return {**pointers, **self.descriptors, **self.numbers, **dict.fromkeys(self.constants, "constexpr")}
 
     def constexprs(self) -> dict[str, Any]:
         """Value of each parameter that is compiled in."""
@@ -81,6 +87,7 @@ class Source:
     def flat_types(self) -> list[str]:
         """Types of the arguments that remain at run time: the pointers that are not None, then the numbers."""
         types: list[str] = [_POINTERS[dtype] for dtype in self.pointers.values() if dtype is not None]
+        types.extend(MAP_TYPES * len(self.descriptors))
         for kind in self.numbers.values():
             types.extend(kind if isinstance(kind, tuple) else (kind,))
         return types

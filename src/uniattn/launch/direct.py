@@ -33,6 +33,8 @@ def compiled(fn: Any, source: "Source", target: Any = None) -> Any:
     import triton
     from triton.compiler import ASTSource
 
+    if source.descriptors:
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
     ast = ASTSource(fn=fn, signature=source.signature(), constexprs=source.constexprs(), attrs=source.attributes())
     # Asked for by name, as Triton 3.10 leaves it off otherwise and 3.9 warns of that.
     options = {"enable_fp_fusion": True, **source.options}
@@ -53,6 +55,9 @@ def launch(fn: Any, source: "Source") -> "Launch":
     kernel = compiled(fn, source)
     # The launcher is made from the kernel's source at the first use of `run`: shown the run-time arguments alone, it takes those.
     kernel.src = SimpleNamespace(signature=dict(enumerate(source.flat_types())), constants={}, fn=fn)
+    # Descriptors come as what the launcher would make of them.
+    if source.descriptors:
+        kernel.metadata = kernel.metadata._replace(tensordesc_meta=None)
     run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
     present = itemgetter(*[i for i, dtype in enumerate(source.pointers.values()) if dtype is not None])
     address, stream_of, device = Tensor.data_ptr, triton.runtime.driver.active.get_current_stream, source.device

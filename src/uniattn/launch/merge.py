@@ -79,11 +79,16 @@ class PiecesKey(NamedTuple):
     group: int
     dim: int
     block_m: int
+    rows: int
 
 
-def _rows(block_m: int) -> int:
+# What `rows` may be.
+ROWS = (1, 8)
+
+
+def rows_a_program(max_rows: int) -> int:
     """Rows of a program: few with many pieces in decode, many with few pieces in prefill; 16 rows of pieces at once in either."""
-    return 1 if block_m == 16 else 8
+    return ROWS[max_rows > 16]
 
 
 def pieces_source(key: PiecesKey) -> Source:
@@ -92,7 +97,6 @@ def pieces_source(key: PiecesKey) -> Source:
     divisors = dict(partial_out_ptr=16, partial_lse_ptr=16)
     if k.aligned:
         divisors.update(out_ptr=16, out_strides=16 // k.dtype.itemsize)
-    rows = _rows(k.block_m)
     return Source(
         device=k.device,
         pointers=dict(
@@ -105,7 +109,7 @@ def pieces_source(key: PiecesKey) -> Source:
             **dict.fromkeys(("first_tile", "num_tokens", "num_seqs", "num_kv_heads", "row_blocks"), "i32"),
         ),
         constants=dict(
-            GROUP=k.group, DIM=k.dim, DV=next_power_of_2(max(16, k.dim)), PART_ROWS=k.block_m, BLOCK_P=16 // rows, ROWS=rows
+            GROUP=k.group, DIM=k.dim, DV=next_power_of_2(max(16, k.dim)), PART_ROWS=k.block_m, BLOCK_P=16 // k.rows, ROWS=k.rows
         ),
         divisors=divisors,
         options=dict(num_warps=4),
@@ -124,11 +128,12 @@ def merge_pieces(
     if num_tokens == 1:
         o0 = 0  # a lone token's stride may be anything, and does not count
     dtype = out.dtype
-    row_blocks = cdiv(spec.max_rows, _rows(spec.block_m))
+    rows = rows_a_program(spec.max_rows)
+    row_blocks = cdiv(spec.max_rows, rows)
     index = out.get_device()
     launch = PIECES_KERNELS[
         index, dtype, cu_seqlens_q.dtype, lse is not None, (out.data_ptr() | (o0 | o1) * dtype.itemsize) & 15 == 0,
-        spec.num_q_heads // num_kv_heads, spec.v_head_dim, spec.block_m,
+        spec.num_q_heads // num_kv_heads, spec.v_head_dim, spec.block_m, rows,
     ]  # fmt: skip
     with on_index(index):
         launch(

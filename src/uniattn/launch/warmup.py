@@ -103,8 +103,8 @@ def warmup(
                         group=group, page_size=page_size or 0, tiles=t.compiled_in,
                     )
                 ]  # fmt: skip
-        pieces_key = merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m)
-        merge.PIECES_KERNELS[pieces_key]
+        for rows in merge.ROWS:
+            merge.PIECES_KERNELS[merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m, rows)]
     if page_size is not None:
         block = write_kv.block_elements(num_kv_heads, head_dim, v_head_dim)
         for slots in (torch.int32, torch.int64):

@@ -5,7 +5,7 @@ is cut, since it alone would take far longer than the mean.
 
 >>> items = build([(1, 64), (1, 300), (1, 64), (1, 4096)], group=1, num_kv_heads=1, num_slots=4, block_m=16, block_n=32)
 >>> items[0]
-Item(seq=3, first_row=0, split=0, num_splits=8, cost=512, small=False)
+Item(seq=3, first_row=0, split=0, num_splits=8, cost=512, small=False, tile_cost=4096)
 >>> [(item.seq, item.cost) for item in items]
 [(3, 512), (3, 512), (3, 512), (3, 512), (3, 512), (3, 512), (3, 512), (3, 512), (1, 320), (0, 64), (2, 64)]
 """
@@ -20,7 +20,8 @@ from uniattn.schedule.tiles import cdiv
 
 @dataclass(frozen=True)
 class Item:
-    """A query tile, or piece `split` of `num_splits` of it. `cost` is the piece's KV tokens; `small` takes the small-tile loop."""
+    """A query tile, or piece `split` of `num_splits` of it. `cost` is the piece's KV tokens, `tile_cost` the whole tile's; `small` takes
+    the small-tile loop."""
 
     seq: int
     first_row: int
@@ -28,6 +29,7 @@ class Item:
     num_splits: int
     cost: int
     small: bool
+    tile_cost: int
 
 
 def build(
@@ -65,7 +67,7 @@ def build(
     items = []
     for seq, first_row, cost, small in tiles:
         pieces = min(num_splits, cost // (small_n if small else block_n)) if num_splits else cdiv(cost, length)
-        items += [Item(seq, first_row, split, pieces, cdiv(cost, pieces), small) for split in range(pieces)]
+        items += [Item(seq, first_row, split, pieces, cdiv(cost, pieces), small, cost) for split in range(pieces)]
     return sorted(items, key=lambda item: (item.small, -item.cost))
 
 

@@ -48,10 +48,9 @@ def fill(
         if number < spec.num_tiles:
             tiles[number] = [seq, first_row, count, slots[seq, first_row]]
     num_small = sum(item.small for item in items)
-    header = [len(items) - num_small, num_small] + [0] * (RECORD_INTS - 2)
-    records = [
-        [i.seq, i.first_row, starts[i.seq], *sequences[i.seq], i.split, i.num_splits, slots[i.seq, i.first_row]] for i in items
-    ]
+    longest = max((item.tile_cost for item in items), default=0)
+    header = [len(items) - num_small, num_small, longest] + [0] * (RECORD_INTS - 3)
+    records = [[i.seq, i.first_row, starts[i.seq], *sequences[i.seq], i.split, i.num_splits, slots[i.seq, i.first_row]] for i in items]
     unused = [[0] * RECORD_INTS] * (spec.num_items - len(items))
     ints = torch.tensor([header, *records, *unused], dtype=torch.int32).flatten()
     buffer[: spec.buffer_ints].copy_(torch.cat([ints, torch.tensor(tiles, dtype=torch.int32).flatten()]))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from uniattn.launch.target import Target
-from uniattn.schedule import tiles
+from uniattn.schedule import hopper, tiles
 from uniattn.schedule.tiles import Tiles, cdiv
 
 # Ints of an item's record and of a tile's entry in the plan's buffer (kernels.plan).
@@ -56,6 +56,7 @@ class PlanSpec:
     num_partials: int
     max_rows: int
     num_splits: int
+    is_hopper: int
 
     # Plain properties: torch.compile cannot trace functools.cached_property before Python 3.12, for its lock.
     @property
@@ -128,12 +129,18 @@ def make_spec(
     target: Target,
     num_splits: int = 0,
     forced_tiles: Tiles | None = None,
+    use_hopper: bool = False,
 ) -> PlanSpec:
-    """Choose tiles and bounds; `max_seqlen_q` is an upper bound in tokens."""
+    """Choose tiles and bounds; `max_seqlen_q` is an upper bound in tokens, `use_hopper` whether the Hopper kernel is to run."""
     group = num_q_heads // num_kv_heads
     # A bound far above the mean (a graph captured for any mix) would give decodes prefill's tiles; any tile size is right.
     rows = min(max_seqlen_q, cdiv(num_tokens, max(1, num_seqs))) * group
-    t = forced_tiles or tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes, target.matrix_unit)
+    if forced_tiles is not None:
+        t = forced_tiles
+    elif use_hopper:
+        t = hopper.choose(head_dim, v_head_dim)
+    else:
+        t = tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes, target.matrix_unit)
     num_slots = target.num_sms * t.programs_per_sm
     num_tiles = tiles.num_tiles(num_tokens, num_seqs, group, t.block_m)
     may_cut = num_tiles <= MAX_CUT_TILES and (num_splits > 0 or num_tokens * group // t.block_m * num_kv_heads < 2 * num_slots)
@@ -146,6 +153,7 @@ def make_spec(
         num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize, causal, window_left, window_right,
         t.block_m, t.block_n, t.num_stages, t.num_warps, t.small_m, t.small_n, t.small_stages, int(t.bulk), int(t.heads_first),
         num_slots, t.item_overhead, num_tiles, num_items, num_partials, max(1, min(t.block_m, max_seqlen_q * group)), num_splits,
+        int(t.kernel == "hopper"),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tiles:
-    """One launch configuration of the portable kernel.
+    """One launch configuration of a kernel: `kernel` is "triton", the portable one, or "hopper" (`schedule.hopper`).
 
     `block_m` rows (query tokens x group) by `block_n` KV tokens a step; `small_m` > 0 adds the small-tile loop for
     sequences of at most that many rows. `bulk` separates unmasked blocks from masked ones;
@@ -26,6 +26,7 @@ class Tiles:
     programs_per_sm: int = 1
     heads_first: bool = False
     item_overhead: int = 256
+    kernel: str = "triton"
 
     @functools.cached_property
     def compiled_in(self) -> tuple[Any, ...]:
@@ -108,6 +109,14 @@ def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit:
         # 32 tokens a step spill 3 times.
         tiles = Tiles(128, 16 if matrix_unit == "mfma" and d > 192 else block_n, 5, 8, 16, block_n, 5)
     return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
+
+
+@functools.cache
+def beside_hopper(head_dim: int, v_head_dim: int, itemsize: int) -> Tiles:
+    """The portable kernel's tiles for a plan made for the Hopper kernel, where a call has what that one lacks (ALiBi, odd strides)."""
+    d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
+    block_n = 64 if d <= 128 else 32
+    return _fit(Tiles(128, block_n, 5, 8, 64, block_n, 5), head_dim, v_head_dim, itemsize, 232448)
 
 
 def every(head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> list[Tiles]:

@@ -1,0 +1,30 @@
+"""Which kernel runs a batch, by what the host knows: the chip, the caches, and `UNIATTN_BACKEND`."""
+
+from torch import Tensor
+
+from uniattn.errors import UnsupportedError
+from uniattn.launch import backend
+from uniattn.launch.target import target_of
+from uniattn.schedule import hopper
+
+
+def wants_hopper(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None) -> bool:
+    """Whether the Hopper kernel is to run: on its chip, for caches that it can read, unless another path is forced."""
+    return (
+        k_cache.is_cuda
+        and target_of(k_cache.device).arch == 90
+        and backend.asked() in ("auto", "hopper")
+        and hopper.serves(k_cache, v_cache, page_table)
+    )
+
+
+def refuse_other_than_hopper() -> None:
+    """Raise where `UNIATTN_BACKEND=hopper` forces that kernel and the portable one is about to be launched."""
+    if backend.asked() == "hopper":
+        raise UnsupportedError(
+            "UNIATTN_BACKEND",
+            "hopper with a call that its kernel does not serve",
+            "it serves paged fp16 and bf16 K/V, head dims 33 to 256 in multiples of 8, pages of at least 16 tokens in multiples of 8, "
+            "addresses and strides of whole 16 bytes, no ALiBi",
+            "set UNIATTN_BACKEND=auto, which takes the portable kernel there",
+        )

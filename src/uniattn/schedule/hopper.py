@@ -1,0 +1,56 @@
+"""What the Hopper kernel serves, and its tiles: pure functions of shapes and strides."""
+
+import math
+
+from torch import Tensor
+
+from uniattn.schedule.tiles import Tiles, next_power_of_2
+
+# Rows of a tile, and of one of its two consumers: sequences of no more rows than one takes are the plan's small items.
+TILE_ROWS = 128
+CONSUMER_ROWS = 64
+SMALLEST_DIM, LARGEST_DIM = 33, 256
+# Rows that one TMA copy must bring at least, for the swizzle's eight rows.
+SMALLEST_BOX = 8
+
+
+def padded(head_dim: int) -> int:
+    """The power of two that a head dim takes in shared memory."""
+    return next_power_of_2(head_dim)
+
+
+def box_tokens(page_size: int, block_n: int) -> int:
+    """KV tokens that one TMA copy brings: never across a page's end."""
+    return math.gcd(page_size, block_n)
+
+
+def serves(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None) -> bool:
+    """Whether TMA can read these caches, and the kernel their heads: 16 bits, pages of at least 16 tokens in multiples of 8."""
+    if page_table is None or k_cache.element_size() != 2:
+        return False
+    page_size = k_cache.shape[1]
+    return (
+        page_size >= 16
+        and page_size % SMALLEST_BOX == 0
+        and all(SMALLEST_DIM <= x.shape[-1] <= LARGEST_DIM and x.shape[-1] % 8 == 0 and _addressable(x) for x in (k_cache, v_cache))
+    )
+
+
+def _addressable(cache: Tensor) -> bool:
+    """TMA's strides are whole 16 bytes, less than 2^40 of them, and its sizes less than 2^32."""
+    strides = [s for s, n in zip(cache.stride(), cache.shape, strict=True) if n > 1][:-1]
+    return all(s * 2 % 16 == 0 and 0 < s * 2 < 1 << 40 for s in strides) and cache.shape[0] < 1 << 31
+
+
+def choose(head_dim: int, v_head_dim: int) -> Tiles:
+    """The kernel's tiles: 128 rows in two consumers, blocks of 128 tokens, of 64 for wide heads, whose K/V fill shared memory."""
+    wide = max(padded(head_dim), padded(v_head_dim)) > 128
+    block_n = 64 if wide else 128
+    return Tiles(
+        TILE_ROWS, block_n, 2, 8, CONSUMER_ROWS, block_n, 2, programs_per_sm=1, item_overhead=128, kernel="hopper"
+    )  # fmt: skip
+
+
+def q_stages(head_dim: int, v_head_dim: int) -> int:
+    """Tiles of Q in shared memory: the next item's comes during this one, where it fits."""
+    return 1 if max(padded(head_dim), padded(v_head_dim)) > 128 else 2
