@@ -85,7 +85,7 @@ def configurations(chip: str, small: bool = False):
             for rows in merge.ROWS:
                 key = merge.PiecesKey(0, dtype(name), torch.int32, True, True, 4, v_head_dim, t.block_m, rows)
                 yield "pieces", f"{name} {v_head_dim}", f"{t.block_m} rows, {rows} a program", "", merge.PIECES_KERNELS, key
-    plans = dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n) for _, _, _, t in problems)
+    plans = dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n, t.heads_first, False, 0) for _, _, _, t in problems)
     for tile in list(plans)[: 1 if small else None]:
         for may_cut in (True, False):
             for chunk in plan.chunks(may_cut):

@@ -7,41 +7,52 @@ import pytest
 import torch
 
 import uniattn
+from uniattn import planning
 from uniattn.launch.target import target_of
 from uniattn.problem.layout import UNBOUNDED
-from uniattn.schedule.build import Item, build
+from uniattn.schedule.build import build, places
+from uniattn.schedule.hopper import L2_BYTES
 from uniattn.schedule.plan import RECORD_INTS, PlanSpec, make_spec
 from uniattn.schedule.tiles import Tiles
 
-GROUP, NUM_KV_HEADS = 4, 2
+GROUP, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 
 
-def planned(lens, device, *, padding=0, causal=True, window=None, num_splits=None, tiles=None):
+def planned(lens, device, *, padding=0, causal=True, window=None, num_splits=None, tiles=None, hopper=False):
     """`(items, plan)` of a batch of `(q_len, kv_len)`, the items as the device lists them, without costs."""
     ints = {"dtype": torch.int32, "device": device}
     cu_seqlens_q = torch.tensor([0, *torch.tensor([q for q, _ in lens]).cumsum(0).tolist()], **ints)
     num_tokens = int(cu_seqlens_q[-1]) + padding
-    q = torch.zeros(num_tokens, GROUP * NUM_KV_HEADS, 16, device=device)
-    cache = torch.zeros(1, 16, NUM_KV_HEADS, 16, device=device)
+    q = torch.zeros(num_tokens, GROUP * NUM_KV_HEADS, HEAD_DIM, device=device)
+    cache = torch.zeros(1, 16, NUM_KV_HEADS, HEAD_DIM, device=device)
     seqlens_k = torch.tensor([kv for _, kv in lens], **ints)
     page_table = torch.zeros(len(lens), max(1, -(-max(kv for _, kv in lens) // 16)), **ints)
     plan = uniattn.plan(
         q, cache, cache, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqlens_k, page_table=page_table, num_splits=num_splits, tiles=tiles,
         causal=torch.tensor(causal, device=device) if isinstance(causal, list) else causal, window=window,
     )  # fmt: skip
-    rows = plan.buffer[: (1 + plan.spec.num_items) * RECORD_INTS].view(-1, RECORD_INTS).tolist()
-    num_large, num_small = rows[0][:2]
-    records = rows[1 : 1 + num_large + num_small]
-    items = [Item(r[0], r[1], r[5], r[6], 0, i >= num_large, rows[0][2]) for i, r in enumerate(records)]
+    if hopper:
+        sizes = (num_tokens, len(lens), GROUP * NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 4)
+        spec = make_spec(*sizes, 1, UNBOUNDED, UNBOUNDED, num_tokens, target_of(torch.device("cpu")), 0, None, True)
+        plan = uniattn.Plan(spec, torch.empty(spec.buffer_ints, **ints))
+        planning.build(plan, cache, cu_seqlens_q, seqlens_k, page_table, None, True)
+    assert not plan.buffer[plan.spec.first_counter :].any()
+    records = plan.records()
+    num_large = int(plan.buffer[0])
     q_begins = [*cu_seqlens_q.tolist(), num_tokens]
     sequences = [*lens, (padding, 0)]
     for r in records:
         assert (r[2], r[3], r[4]) == (q_begins[r[0]], *sequences[r[0]])
-    cut = [r for r in records if r[6] > 1]
-    slots = sorted(r[7] + r[5] for r in cut)
+    cut = [r for r in records if r[5] >> 16 > 1 and r[7] == 0]
+    slots = sorted(r[6] + (r[5] & 0xFFFF) for r in cut)
     assert slots == list(range(len(cut)))
     assert len(cut) <= plan.spec.num_partials
-    return items, plan
+    assert sum(not is_small(r, plan.spec) for r in records) == num_large * NUM_KV_HEADS
+    return [(r[0], r[1], r[5] & 0xFFFF, r[5] >> 16, is_small(r, plan.spec), r[7]) for r in records], plan
+
+
+def is_small(record, spec):
+    return record[3] * GROUP <= spec.small_m
 
 
 def twin(lens, spec: PlanSpec, *, padding=0, causal=True, window=None):
@@ -51,8 +62,10 @@ def twin(lens, spec: PlanSpec, *, padding=0, causal=True, window=None):
         block_m=spec.block_m, block_n=spec.block_n, small_m=spec.small_m, small_n=spec.small_n, may_cut=spec.num_partials > 0,
         num_splits=spec.num_splits, causal=causal, window=(left, right), padding_tokens=padding,
     )  # fmt: skip
-    longest = max(i.tile_cost for i in items)
-    return [Item(i.seq, i.first_row, i.split, i.num_splits, 0, i.small, longest) for i in items]
+    order = places(
+        items, NUM_KV_HEADS, heads_first=bool(spec.heads_first), interleave=bool(spec.is_hopper), l2_tokens=L2_BYTES // (2 * 4 * HEAD_DIM)
+    )
+    return [(i.seq, i.first_row, i.split, i.num_splits, i.small, head) for i, head in order]
 
 
 @pytest.fixture(
@@ -75,6 +88,8 @@ BATCHES = {
     "per sequence": ([(40, 400), (1, 900), (5, 5)], {"causal": [True, False, False], "window": (50, 3)}),
     "forced": ([(1, 900), (40, 70), (3, 40), (1, 1)], {"num_splits": 3}),
     "one long": ([(1, 100)] * 7 + [(1, 60000)], {}),
+    "interleaved": ([(1, 900 + 77 * i) for i in range(20)] + [(300, 900), (40, 40), (0, 3)], {"hopper": True, "padding": 9}),
+    "interleaved, few heads at a time": ([(200, 300_000), (1, 7), (150, 150)], {"hopper": True}),
 }
 
 
@@ -82,7 +97,7 @@ BATCHES = {
 def test_the_device_lists_what_its_twin_lists(name, device):
     lens, options = BATCHES[name]
     items, plan = planned(lens, device, **options)
-    assert items == twin(lens, plan.spec, **{k: v for k, v in options.items() if k not in ("num_splits", "tiles")})
+    assert items == twin(lens, plan.spec, **{k: v for k, v in options.items() if k not in ("num_splits", "tiles", "hopper")})
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -91,8 +106,8 @@ def test_the_reference_path_fills_the_same_buffer(name, device, monkeypatch):
     _, plan = planned(lens, device, **options)
     monkeypatch.setenv("UNIATTN_BACKEND", "reference")
     _, filled = planned(lens, device, **options)
-    assert filled.items() == plan.items()
-    tiles = [p.buffer[(1 + p.spec.num_items) * RECORD_INTS :].view(-1, 4).tolist() for p in (filled, plan)]
+    assert filled.records() == plan.records()
+    tiles = [p.buffer[p.spec.first_tile : p.spec.first_counter].view(-1, 4).tolist() for p in (filled, plan)]
     assert [tile for tile in tiles[0] if tile[2]] == [tile for tile in tiles[1] if tile[2]]
     assert [tile[2] for tile in tiles[0]] == [tile[2] for tile in tiles[1]]
 
@@ -157,14 +172,14 @@ def test_a_plan_is_rebuilt_in_place(device):
     _, plan = planned([(1, 40), (1, 900)], device)
     before = plan.buffer.clone()
     ints = {"dtype": torch.int32, "device": device}
-    q = torch.zeros(2, GROUP * NUM_KV_HEADS, 16, device=device)
-    cache = torch.zeros(1, 16, NUM_KV_HEADS, 16, device=device)
+    q = torch.zeros(2, GROUP * NUM_KV_HEADS, HEAD_DIM, device=device)
+    cache = torch.zeros(1, 16, NUM_KV_HEADS, HEAD_DIM, device=device)
     batch = {"cu_seqlens_q": torch.tensor([0, 1, 2], **ints), "page_table": torch.zeros(2, 57, **ints)}
     again = uniattn.plan(q, cache, cache, **batch, seqlens_k=torch.tensor([900, 40], **ints), out=plan)
     assert again is plan
     assert not torch.equal(before, plan.buffer)
     fresh = uniattn.plan(q, cache, cache, **batch, seqlens_k=torch.tensor([900, 40], **ints))
-    used = (1 + int(plan.buffer[0])) * RECORD_INTS
+    used = (1 + int(plan.buffer[0]) * NUM_KV_HEADS) * RECORD_INTS
     assert torch.equal(fresh.buffer[:2], plan.buffer[:2])
     assert torch.equal(fresh.buffer[RECORD_INTS:used], plan.buffer[RECORD_INTS:used])
     with pytest.raises(uniattn.ArgumentError, match="out: got a plan for window_left="):
@@ -181,11 +196,11 @@ def test_a_stale_plan_is_found_where_values_are_checked(path, device, monkeypatc
     sizes = {"cu_seqlens_q": torch.tensor([0, 1, 2], **ints), "page_table": torch.tensor([[0, 1], [2, 3]], **ints)}
     plan = uniattn.plan(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints))
     uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
-    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 4 records .* rebuild it each step"):
         uniattn.attention(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
     monkeypatch.setattr("uniattn.problem.check_values.ENABLED", False)
     uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), plan=plan)
-    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 2 items .* rebuild it each step"):
+    with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan of 4 records .* rebuild it each step"):
         uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([10, 30], **ints), plan=plan)
     with pytest.raises(uniattn.ArgumentError, match=r"plan: got a plan for window_left="):
         uniattn.check_values(q, cache, cache, **sizes, seqlens_k=torch.tensor([9, 30], **ints), window=(3, 0), plan=plan)
@@ -214,7 +229,7 @@ def test_a_table_wider_than_int32_lengths_is_planned(device):
     # Only the table's shape counts, and memory that nothing touches costs nothing on a CPU.
     wide = torch.empty(1, 1 << 29, **ints)
     plans = [uniattn.plan(q, cache, cache, **batch, page_table=table) for table in (wide, wide[:, :300])]
-    assert plans[0].items() == plans[1].items() != []
+    assert plans[0].records() == plans[1].records() != []
 
 
 def small_batch(device):

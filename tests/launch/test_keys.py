@@ -178,7 +178,7 @@ SOURCES = {
             16, (16, 32, 5, 4, 0, 0, 0, False, True),
         ),
     ),
-    "plan": (plan.source, plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, 16, 32, 0, 0, True, 256)),
+    "plan": (plan.source, plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, 16, 32, 0, 0, True, False, 0, True, 256)),
     "pieces": (merge.pieces_source, merge.PiecesKey(0, torch.bfloat16, torch.int32, True, True, 4, 128, 64, 8)),
     "merge": (merge.source, merge.Key(0, torch.float32, torch.bfloat16, True, True, 128)),
     "write_kv": (write_kv.source, write_kv.Key(0, torch.bfloat16, torch.int64, True, 128, 128, 16, 1024)),

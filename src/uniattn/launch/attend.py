@@ -63,7 +63,7 @@ class Key(NamedTuple):
 def source(key: Key) -> Source:
     """What is compiled for a key, or for its plain tuple, which is what a launch looks up: named tuples take longer to make."""
     k = Key(*key)
-    block_m, block_n, num_stages, num_warps, small_m, small_n, small_stages, bulk, heads_first = k.tiles
+    block_m, block_n, num_stages, num_warps, small_m, small_n, small_stages, bulk = k.tiles
     stride = "i64" if k.wide else "i32"
     d0, d1 = dim_parts(k.head_dim)
     partials = torch.float32 if k.has_partials else None
@@ -92,7 +92,7 @@ def source(key: Key) -> Source:
             DV=next_power_of_2(max(16, k.v_head_dim)), GROUP=k.group, PAGE_SIZE=k.page_size, SAME_STRIDES=k.same_strides,
             HAS_WINDOW=k.has_window, HAS_SOFTCAP=k.has_softcap, UPCAST=interpreted() and k.dtype == torch.bfloat16,
             BLOCK_M=block_m, BLOCK_N=block_n, NUM_STAGES=num_stages, SMALL_M=small_m, SMALL_N=small_n, SMALL_STAGES=small_stages,
-            BULK=bulk, HEADS_FIRST=heads_first,
+            BULK=bulk,
         ),
         divisors=divisors,
         options=dict(num_warps=num_warps),
@@ -202,9 +202,6 @@ def attend(
             spec, items, q, k_cache, v_cache, page_table, causal, causal_per_seq, scale, cap, sinks, capacity, out, lse, partial_out,
             partial_lse,
         )  # fmt: skip
-        if partial_out is not None:
-            assert partial_lse is not None
-            merge_launch.merge_pieces(spec, items, partial_out, partial_lse, cu_seqlens_q, out, lse)
         return
     choice.refuse_other_than_hopper()
     index = q.get_device()
@@ -218,7 +215,7 @@ def attend(
     ]  # fmt: skip
     with on_index(index):
         launch(
-            (spec.num_items * num_kv_heads, 1, 1),
+            (spec.num_records, 1, 1),
             (q, k_cache, v_cache, out, lse, partial_out, partial_lse, items, page_table, offsets_k, causal_per_seq, sinks,
              alibi_slopes),
             (*strides, page_table_stride, capacity, num_tokens, num_seqs, num_kv_heads, window_left, window_right, scale, cap),

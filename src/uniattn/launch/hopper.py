@@ -65,8 +65,8 @@ def source(key: Key) -> Source:
         numbers=dict(
             q_strides=("i64",) * 2, out_strides=("i64",) * 2,
             **dict.fromkeys(
-                ("page_table_stride", "num_pages", "kv_capacity", "num_tokens", "num_seqs", "num_kv_heads", "window_left",
-                 "window_right"), "i32",
+                ("page_table_stride", "first_counter", "num_pages", "kv_capacity", "num_tokens", "num_seqs", "num_kv_heads",
+                 "window_left", "window_right"), "i32",
             ),
             scale="fp32", softcap="fp32",
         ),
@@ -103,12 +103,12 @@ def attend(
     box = hopper.box_tokens(page_size, spec.block_n)
     with on_index(index):
         KERNELS[key](
-            (min(spec.num_slots, spec.num_items * num_kv_heads), 1, 1),
+            (min(spec.num_slots, spec.num_records), 1, 1),
             (q, out, lse, partial_out, partial_lse, items, page_table, causal_per_seq, sinks),
             (
                 *tensor_map.of_cache(k_cache, box, hopper.padded(head_dim)),
                 *tensor_map.of_cache(v_cache, box, hopper.padded(v_head_dim)),
-                *q.stride()[:2], *out.stride()[:2], page_table.stride(0), num_pages, kv_capacity, num_tokens, spec.num_seqs,
-                num_kv_heads, spec.window_left, spec.window_right, scale, softcap,
+                *q.stride()[:2], *out.stride()[:2], page_table.stride(0), spec.first_counter, num_pages, kv_capacity,
+                num_tokens, spec.num_seqs, num_kv_heads, spec.window_left, spec.window_right, scale, softcap,
             ),
         )  # fmt: skip

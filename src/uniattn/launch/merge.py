@@ -8,7 +8,7 @@ from torch import Tensor
 from uniattn.kernels.merge import merge_kernel, merge_pieces_kernel
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import on_index
-from uniattn.schedule.plan import RECORD_INTS, PlanSpec
+from uniattn.schedule.plan import PlanSpec
 from uniattn.schedule.tiles import cdiv, next_power_of_2
 
 
@@ -139,5 +139,5 @@ def merge_pieces(
         launch(
             (spec.num_tiles * num_kv_heads * row_blocks, 1, 1),
             (partial_out, partial_lse, out, lse, items, cu_seqlens_q),
-            (o0, o1, (1 + spec.num_items) * RECORD_INTS, num_tokens, spec.num_seqs, num_kv_heads, row_blocks),
+            (o0, o1, spec.first_tile, num_tokens, spec.num_seqs, num_kv_heads, row_blocks),
         )

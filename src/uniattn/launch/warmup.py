@@ -90,7 +90,7 @@ def warmup(
                 plan.KERNELS[
                     plan.Key(
                         index, int32, lengths, offsets, flags, causal is True, group, paged, t.block_m, t.block_n, t.small_m,
-                        t.small_n, may_cut, chunk,
+                        t.small_n, t.heads_first, False, 0, may_cut, chunk,
                     )
                 ]  # fmt: skip
             for same in likely if same_strides is None else [same_strides]:

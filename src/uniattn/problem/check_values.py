@@ -232,11 +232,11 @@ def plan_values(
     """Raise where `plan`, right for the call but for its lengths, was built from other lengths."""
     fresh = Plan(plan.spec, torch.empty_like(plan.buffer))
     planning.build(fresh, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
-    items, fresh_items = plan.items(), fresh.items()
-    if items != fresh_items:
+    records, fresh_records = plan.records(), fresh.records()
+    if records != fresh_records:
         raise ArgumentError(
             "plan",
-            f"a plan of {len(items)} items that is not that of this call's lengths ({len(fresh_items)} items)",
+            f"a plan of {len(records)} records that is not that of this call's lengths ({len(fresh_records)} records)",
             "a plan holds the lengths that it was built from",
             "rebuild it each step: uniattn.plan(..., out=plan)",
         )

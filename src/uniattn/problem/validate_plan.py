@@ -109,6 +109,7 @@ def tiles(asked: object) -> None:
         "small_n": (not small or _is_block(t.small_n), "must be a power of two, at least 16, where small_m is not 0"),
         "small_stages": (_is_int(t.small_stages, 1 if small else 0), "must be an int, at least 1 where small_m is not 0"),
         "programs_per_sm": (_is_int(t.programs_per_sm, 1), "must be an int, at least 1"),
+        "kernel": (t.kernel == "triton", "must be triton: other kernels' tiles are not free"),
         "item_overhead": (_is_int(t.item_overhead, 0), "must be an int, at least 0"),
     }
     for name, (right, limit) in rules.items():

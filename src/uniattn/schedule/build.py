@@ -82,3 +82,31 @@ def piece_tokens(costs: list[int], num_kv_heads: int, num_slots: int, item_overh
 
     lengths = [max(math.ceil(mean_load * 2 / halves / MIN_PIECE_TOKENS), 1) * MIN_PIECE_TOKENS for halves in range(1, 6)]
     return min([longest, *(min(length, longest) for length in lengths)], key=estimate)
+
+
+def places(
+    items: list[Item], num_kv_heads: int, *, heads_first: bool, interleave: bool = False, l2_tokens: int = 0
+) -> list[tuple[Item, int]]:
+    """`(item, kv_head)` of each record in order, as `kernels.plan._places` has it; `l2_tokens` KV tokens of a head fit in L2."""
+    large, small = ([item for item in items if item.small == kind] for kind in (False, True))
+    heads_a_pass = 1
+    if interleave:
+        heads_a_pass = num_kv_heads
+        longest = max((item.tile_cost for item in items), default=0)
+        while heads_a_pass % 2 == 0 and heads_a_pass * longest > l2_tokens:
+            heads_a_pass //= 2
+    if heads_first:
+        heads_a_pass = num_kv_heads
+    larges = [
+        (item, first + head) for first in range(0, num_kv_heads, heads_a_pass) for item in large for head in range(heads_a_pass)
+    ]
+    smalls = [(item, head) for item in small for head in range(num_kv_heads)]
+    if not interleave:
+        return larges + smalls
+    total = len(larges) + len(smalls)
+    order: list[tuple[Item, int] | None] = [None] * total
+    # A large one opens each stretch of total / len(larges) places.
+    for i, record in enumerate(larges):
+        order[i * total // len(larges)] = record
+    rest = iter(smalls)
+    return [next(rest) if record is None else record for record in order]

@@ -5,7 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from uniattn.schedule.build import build
+from uniattn.schedule.build import build, places
+from uniattn.schedule.hopper import L2_BYTES, token_bytes
 from uniattn.schedule.plan import RECORD_INTS, TILE_INTS, PlanSpec
 
 
@@ -48,9 +49,16 @@ def fill(
         if number < spec.num_tiles:
             tiles[number] = [seq, first_row, count, slots[seq, first_row]]
     num_small = sum(item.small for item in items)
-    longest = max((item.tile_cost for item in items), default=0)
-    header = [len(items) - num_small, num_small, longest] + [0] * (RECORD_INTS - 3)
-    records = [[i.seq, i.first_row, starts[i.seq], *sequences[i.seq], i.split, i.num_splits, slots[i.seq, i.first_row]] for i in items]
-    unused = [[0] * RECORD_INTS] * (spec.num_items - len(items))
+    header = [len(items) - num_small, num_small] + [0] * (RECORD_INTS - 2)
+    order = places(
+        items, spec.num_kv_heads, heads_first=bool(spec.heads_first), interleave=bool(spec.is_hopper),
+        l2_tokens=L2_BYTES // token_bytes(spec.head_dim, spec.v_head_dim, spec.itemsize),
+    )  # fmt: skip
+    records = [
+        [i.seq, i.first_row, starts[i.seq], *sequences[i.seq], i.num_splits << 16 | i.split, slots[i.seq, i.first_row], head]
+        for i, head in order
+    ]
+    unused = [[0] * RECORD_INTS] * (spec.num_records - len(records))
     ints = torch.tensor([header, *records, *unused], dtype=torch.int32).flatten()
-    buffer[: spec.buffer_ints].copy_(torch.cat([ints, torch.tensor(tiles, dtype=torch.int32).flatten()]))
+    buffer[: spec.first_counter].copy_(torch.cat([ints, torch.tensor(tiles, dtype=torch.int32).flatten()]))
+    buffer[spec.first_counter : spec.buffer_ints] = 0

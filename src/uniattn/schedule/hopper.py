@@ -9,9 +9,17 @@ from uniattn.schedule.tiles import Tiles, next_power_of_2
 # Rows of a tile, and of one of its two consumers: sequences of no more rows than one takes are the plan's small items.
 TILE_ROWS = 128
 CONSUMER_ROWS = 64
+NUM_CONSUMERS = 2
 SMALLEST_DIM, LARGEST_DIM = 33, 256
 # Rows that one TMA copy must bring at least, for the swizzle's eight rows.
 SMALLEST_BOX = 8
+# K/V that items may read at once, so that L2 (50 MB) serves a sequence's tiles after the first; `kernels.plan.L2_BYTES`.
+L2_BYTES = 32 << 20
+
+
+def token_bytes(head_dim: int, v_head_dim: int, itemsize: int) -> int:
+    """K and V of a token and head."""
+    return (head_dim + v_head_dim) * itemsize
 
 
 def padded(head_dim: int) -> int:

@@ -64,7 +64,7 @@ class PlanSpec:
         """`Tiles.compiled_in` of the plan's tiles."""
         return (
             self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
-            bool(self.bulk), bool(self.heads_first),
+            bool(self.bulk),
         )  # fmt: skip
 
     @property
@@ -85,9 +85,29 @@ class PlanSpec:
         return _from_ints(tuple(ints))
 
     @property
+    def num_records(self) -> int:
+        """Bound of the plan's records: its items, each for every KV head."""
+        return self.num_items * self.num_kv_heads
+
+    @property
+    def first_tile(self) -> int:
+        """Where the tiles start in the plan's buffer, in int32: behind a header in a record's place and the records."""
+        return (1 + self.num_records) * RECORD_INTS
+
+    @property
+    def first_counter(self) -> int:
+        """Where the counters start, behind the tiles."""
+        return self.first_tile + self.num_tiles * TILE_INTS
+
+    @property
+    def num_counters(self) -> int:
+        """Counters of pieces done, of the kernel that merges them itself: one for each partial slot, KV head and consumer."""
+        return self.num_partials * self.num_kv_heads * hopper.NUM_CONSUMERS if self.is_hopper else 0
+
+    @property
     def buffer_ints(self) -> int:
-        """Length of the plan's buffer in int32: a header in a record's place, the items, the tiles."""
-        return (1 + self.num_items) * RECORD_INTS + self.num_tiles * TILE_INTS
+        """Length of the plan's buffer in int32."""
+        return self.first_counter + self.num_counters
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +121,11 @@ class Plan:
     spec: PlanSpec
     buffer: Tensor
 
-    def items(self) -> list[tuple[int, ...]]:
-        """The records of the plan's items in order, as `kernels.plan` writes them; waits for the device."""
-        records = self.buffer[: (1 + self.spec.num_items) * RECORD_INTS].view(-1, RECORD_INTS).tolist()
+    def records(self) -> list[tuple[int, ...]]:
+        """The plan's records in order, as `kernels.plan` writes them; waits for the device."""
+        records = self.buffer[: self.spec.first_tile].view(-1, RECORD_INTS).tolist()
         num_large, num_small = records[0][:2]
-        return [tuple(record) for record in records[1 : 1 + num_large + num_small]]
+        return [tuple(record) for record in records[1 : 1 + (num_large + num_small) * self.spec.num_kv_heads]]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -33,7 +33,7 @@ class Tiles:
         """What a binary is made for, as a launch's key holds it: a plain tuple is hashed without a Python call."""
         return (
             self.block_m, self.block_n, self.num_stages, self.num_warps, self.small_m, self.small_n, self.small_stages,
-            bool(self.bulk), bool(self.heads_first),
+            bool(self.bulk),
         )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from uniattn.kernels.blocks import bounds
 from uniattn.kernels.hopper.compat import aggregate, barrier, constexpr_function, from_triton
-from uniattn.kernels.hopper.items import load_item
-from uniattn.kernels.hopper.store import store_partial, store_tile
+from uniattn.kernels.hopper.items import make_item, place
+from uniattn.kernels.hopper.merge import is_last, merge_pieces
+from uniattn.kernels.hopper.store import Place, store_partial, store_tile
 
 tile_range = from_triton(bounds.tile_range)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -91,7 +92,7 @@ def _pivot(row_max):
 @gluon.jit
 def _step(
     W: gl.constexpr, MASKED: gl.constexpr, cfg, rows, slot, block, acc, p, row_max, row_sum, q, k_ring, v_ring
-):  # fmt: skip
+):
     """One block: its scores and softmax, and the product of the block before's P (`p`) with its V."""
     p16 = _as_operand(cfg, p)
     k_ring.wait_full(slot)
@@ -158,9 +159,22 @@ class Rows:
 
 
 @gluon.jit
+def _record(cfg, record_ring, turn):
+    """The ints of this program's record number `turn`, which the loaders have put into shared memory: a load from global memory
+    would cost each item its latency here. Cheap enough to be done again after an item's loops, through which nothing of it then stays in
+    registers."""
+    words = record_ring.buffers.index(record_ring.stage(turn)).load(cfg.words)
+    ints = gl.tuple([])
+    for i in gl.static_range(8):
+        ints += (gl.sum(gl.where(gl.arange(0, 8, cfg.words) == i, words, 0), 0),)
+    return ints
+
+
+@gluon.jit
 def consume(
-    W: gl.constexpr, cfg, order, q_ring, k_ring, v_ring, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, causal_ptr, sinks_ptr,
-    out_token_stride, out_head_stride, num_tokens, num_seqs, kv_capacity, window_left, window_right, scale, softcap,
+    W: gl.constexpr, cfg, num_records, record_ring, q_ring, k_ring, v_ring, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
+    counters_ptr, causal_ptr, sinks_ptr, out_token_stride, out_head_stride, num_tokens, num_seqs, num_kv_heads, kv_capacity,
+    window_left, window_right, scale, softcap,
 ):  # fmt: skip
     """Role of consumer W: rows `[64 W, 64 W + 64)` of each of the program's tiles."""
     row = gl.arange(0, cfg.rows, gl.SliceLayout(1, cfg.s_mma))
@@ -171,16 +185,20 @@ def consume(
     unit = scale
     if cfg.has_softcap:
         unit = scale * 0.0 + 1.0
-    p = order.place(0)
-    while p < order.total:
-        item = load_item(cfg, order, p, causal_ptr, num_seqs, kv_capacity, window_left, window_right)
+    p = place(0)
+    while p < num_records:
+        record_ring.wait_full(turn)
+        seq, tile_row, _, q_len, kv_len, piece, _, kv_head = _record(cfg, record_ring, turn)
+        item = make_item(
+            cfg, seq, tile_row, q_len, kv_len, piece, kv_head, causal_ptr, num_seqs, kv_capacity, window_left, window_right
+        )
         num_rows = item.q_len * cfg.group
-        first_row = item.first_row + W * cfg.rows
+        first_row = tile_row + W * cfg.rows
         first_block = item.first_block
         last_block = item.last_block
         num_blocks = last_block - first_block + 1
         if first_row < num_rows:
-            both = (item.first_row + cfg.rows < num_rows).to(gl.int32)
+            both = (tile_row + cfg.rows < num_rows).to(gl.int32)
             token = (first_row + row) // cfg.group
             pos = item.kv_len - item.q_len + token
             last_kv = gl.minimum(pos + item.right, item.readable - 1)
@@ -229,7 +247,8 @@ def consume(
                     )
                     slot += 1
                 # The first token that any query of the sequence sees; what is before it may hold NaN.
-                head = gl.maximum(item.kv_len - item.q_len - window_left, 0) - first_block * cfg.block_n
+                _, _, _, q_len, kv_len, _, _, _ = _record(cfg, record_ring, turn)
+                head = gl.maximum(kv_len - q_len - window_left, 0) - first_block * cfg.block_n
                 if (head > 0) & (head < cfg.block_n) & (head % cfg.box != 0):
                     _clear(cfg, v_ring, slot - 1, head, cfg.block_n)
             p16 = _as_operand(cfg, prob)
@@ -237,19 +256,30 @@ def consume(
             acc_next = warpgroup_mma(p16, v_ring.buffers.index(v_ring.stage(slot - 1)), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc_next])
             v_ring.release(slot - 1)
-            if partial_out_ptr is None:
-                store_tile(
-                    cfg, item, first_row, q_part, acc, row_max * unit, row_sum, out_ptr, lse_ptr, sinks_ptr, out_token_stride,
-                    out_head_stride, num_tokens,
-                )  # fmt: skip
-            elif item.part < 0:
-                store_tile(
-                    cfg, item, first_row, q_part, acc, row_max * unit, row_sum, out_ptr, lse_ptr, sinks_ptr, out_token_stride,
-                    out_head_stride, num_tokens,
-                )  # fmt: skip
+            seq, tile_row, q_begin, q_len, _, piece, partial, kv_head = _record(cfg, record_ring, turn)
+            first_row = tile_row + W * cfg.rows
+            takes_sink = ((piece & 0xFFFF) == 0) & (seq != num_seqs)
+            where = Place(q_begin, q_len * cfg.group, first_row, kv_head, takes_sink)
+            # A run-time test with stores on a side that the constants rule out aborts the compiler (Triton 3.6): constants first.
+            if partial_out_ptr is not None:
+                if partial >= 0:
+                    first_part = partial * num_kv_heads + kv_head
+                    part = first_part + (piece & 0xFFFF) * num_kv_heads
+                    store_partial(cfg, where, part, W, acc, row_max * unit, row_sum, partial_out_ptr, partial_lse_ptr, sinks_ptr)
+                    if is_last(counters_ptr + first_part * 2 + W, piece >> 16):
+                        merge_pieces(
+                            cfg, where, W, first_part, num_kv_heads, piece >> 16, partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr,
+                            out_token_stride, out_head_stride, num_tokens,
+                        )  # fmt: skip
+                else:
+                    store_tile(
+                        cfg, where, q_part, acc, row_max * unit, row_sum, out_ptr, lse_ptr, sinks_ptr, out_token_stride, out_head_stride,
+                        num_tokens,
+                    )  # fmt: skip
             else:
-                store_partial(
-                    cfg, item, first_row, W, acc, row_max * unit, row_sum, partial_out_ptr, partial_lse_ptr, sinks_ptr
+                store_tile(
+                    cfg, where, q_part, acc, row_max * unit, row_sum, out_ptr, lse_ptr, sinks_ptr, out_token_stride, out_head_stride,
+                    num_tokens,
                 )  # fmt: skip
         else:
             # No rows in this item: let its blocks pass.
@@ -261,5 +291,6 @@ def consume(
                 slot += 1
             q_ring.wait_full(turn)
         q_ring.release(turn)
+        record_ring.release(turn)
         turn += 1
-        p = order.place(turn)
+        p = place(turn)

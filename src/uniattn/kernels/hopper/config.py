@@ -56,6 +56,10 @@ class Config:
     copy: gl.constexpr
     copy_v: gl.constexpr
     q_copy: gl.constexpr
+    word: gl.constexpr
+    words: gl.constexpr
+    merge: gl.constexpr
+    merge_rows: gl.constexpr
 
     @constexpr_function
     def __init__(
@@ -90,6 +94,11 @@ class Config:
         self.copy_v = gl.constexpr(_row_copies(dv, warps))
         self.copy = gl.constexpr(_row_copies(d, warps))
         self.q_copy = gl.constexpr(_row_copies(d, q_warps))
+        self.word = gl.constexpr(gl.BlockedLayout([1], [32], [q_warps], [0]))
+        # A warp a row.
+        self.merge_rows = gl.constexpr(warps)
+        self.merge = gl.constexpr(gl.BlockedLayout([1, dv // 32], [1, 32], [warps, 1], [1, 0]))
+        self.words = gl.constexpr(gl.BlockedLayout([8], [32], [warps], [0]))
 
 
 @constexpr_function

@@ -12,27 +12,6 @@ from uniattn.kernels.blocks.bounds import piece_range, tile_range
 from uniattn.kernels.triton.tile import attend_tile, store_partial, store_tile
 
 
-@triton.jit
-def _item_of(pid, items_ptr, num_kv_heads, HEADS_FIRST: tl.constexpr, HAS_SMALL: tl.constexpr):
-    """`(exists, small, record pointer, kv_head)` of a program: all large items first, then the small ones.
-
-    HEADS_FIRST and small items: the heads of a sequence run together, since their K/V lie side by side in memory. Else the items of
-    a head run together and share its K/V in L2. Large ones first: 324 us against 336 for small ones first or both interleaved (63
-    decodes + a prefill of 1985, H200), as small items fill the large ones' tail.
-    """
-    num_large = tl.load(items_ptr)
-    large_programs = num_large * num_kv_heads
-    programs = large_programs
-    small = False
-    if HAS_SMALL:
-        programs += tl.load(items_ptr + 1) * num_kv_heads
-        small = pid >= large_programs
-    heads_first = small | HEADS_FIRST
-    kv_head = tl.where(heads_first, pid % num_kv_heads, pid // tl.maximum(num_large, 1))
-    item = tl.where(heads_first, pid // num_kv_heads, pid % tl.maximum(num_large, 1))
-    return pid < programs, small, items_ptr + (1 + item) * 8, kv_head
-
-
 @triton.jit(do_not_specialize=["kv_capacity", "num_tokens", "num_seqs", "window_left", "window_right"])
 def attend_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, items_ptr, page_table_ptr, cu_seqlens_k_ptr,
@@ -41,26 +20,30 @@ def attend_kernel(
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, V_HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, DV: tl.constexpr,
     GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, SAME_STRIDES: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    SMALL_M: tl.constexpr, SMALL_N: tl.constexpr, SMALL_STAGES: tl.constexpr, BULK: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    SMALL_M: tl.constexpr, SMALL_N: tl.constexpr, SMALL_STAGES: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: at least num_kv_heads programs an item; `items_ptr` is the plan's list (`kernels.plan`), whose length the device knows.
+    """Grid: a program a record of the plan's list `items_ptr` (`kernels.plan`), whose length the device knows, or more.
 
     Strides in elements: q token, head; k, v page, slot, head; out token, head. Pieces of a cut tile go to `partial_out_ptr`
     `[slots * num_kv_heads, BLOCK_M, DV]` and `partial_lse_ptr` without DV, in fp32, each normalised; both None
     where nothing can be cut. `kv_capacity` is the KV tokens that a page table's row, or contiguous K/V, can hold: none past it is
     read. `page_table_ptr` None means contiguous K/V at `cu_seqlens_k`.
     """
-    exists, small, record, kv_head = _item_of(tl.program_id(0), items_ptr, num_kv_heads, HEADS_FIRST, SMALL_M > 0)
-    if not exists:
-        return
+    # The record is read before it is known to exist, so that one wait on memory serves both.
+    record = items_ptr + (1 + tl.program_id(0)) * 8
     seq = tl.load(record)
     first_row = tl.load(record + 1)
     q_begin = tl.load(record + 2)
     q_len = tl.load(record + 3)
     kv_len = tl.load(record + 4)
-    split = tl.load(record + 5)
-    num_splits = tl.load(record + 6)
-    partial = tl.load(record + 7)
+    piece = tl.load(record + 5)
+    partial = tl.load(record + 6)
+    kv_head = tl.load(record + 7)
+    if tl.program_id(0) >= (tl.load(items_ptr) + tl.load(items_ptr + 1)) * num_kv_heads:
+        return
+    split = piece & 0xFFFF
+    num_splits = piece >> 16
+    small = q_len * GROUP <= SMALL_M
     real_seq = tl.minimum(seq, num_seqs - 1)
     first_token = 0
     readable = tl.minimum(kv_len, kv_capacity)
