@@ -61,6 +61,7 @@ def twin(lens, spec: PlanSpec, *, padding=0, causal=True, window=None):
         lens, group=GROUP, num_kv_heads=NUM_KV_HEADS, num_slots=spec.num_slots, item_overhead=spec.item_overhead,
         block_m=spec.block_m, block_n=spec.block_n, small_m=spec.small_m, small_n=spec.small_n, may_cut=spec.num_partials > 0,
         num_splits=spec.num_splits, causal=causal, window=(left, right), padding_tokens=padding,
+        persistent=bool(spec.is_hopper),
     )  # fmt: skip
     order = places(
         items, NUM_KV_HEADS, heads_first=bool(spec.heads_first), interleave=bool(spec.is_hopper), l2_tokens=L2_BYTES // (2 * 4 * HEAD_DIM)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from uniattn.launch import attend, merge, plan, write_kv
+from uniattn.launch import attend, hopper, merge, plan, write_kv
+from uniattn.launch import cache as cache_tools
 from uniattn.launch.target import Target
 from uniattn.problem.layout import window_bounds
 from uniattn.testing import Batch
@@ -15,6 +16,7 @@ H200 = Target("NVIDIA H200", "cuda", 90, 132, 232448)
 # The launches of each kernel: the module and the name of its `Kernels`.
 KERNELS = {
     "attend": (attend, "KERNELS"),
+    "hopper": (hopper, "KERNELS"),
     "plan": (plan, "KERNELS"),
     "pieces": (merge, "PIECES_KERNELS"),
     "merge": (merge, "KERNELS"),
@@ -41,6 +43,7 @@ def record(monkeypatch) -> SimpleNamespace:
     for name, (module, attribute) in KERNELS.items():
         monkeypatch.setattr(module, attribute, recorders[name])
     monkeypatch.setattr(attend, "target_of", lambda device: H200)
+    monkeypatch.setattr("uniattn.launch.tensor_map.of_cache", lambda cache, *box: (0,) * len(cache_tools.MAP_TYPES))
     return SimpleNamespace(**recorders)
 
 

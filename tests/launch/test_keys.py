@@ -8,7 +8,7 @@ import torch
 from launch_tools import H200, KERNELS, call, random_batch, record
 
 import uniattn
-from uniattn.launch import attend, backend, cache, merge, plan, write_kv
+from uniattn.launch import attend, backend, cache, choice, hopper, merge, plan, write_kv
 from uniattn.testing import make_batch
 
 LENGTHS = [(1, 40), (3, 17), (20, 33)]
@@ -175,8 +175,12 @@ SOURCES = {
         attend.source,
         attend.Key(
             0, torch.bfloat16, torch.int32, None, None, None, None, False, True, True, False, True, True, False, False, 128, 128, 4,
-            16, (16, 32, 5, 4, 0, 0, 0, False, True),
+            16, (16, 32, 5, 4, 0, 0, 0, False),
         ),
+    ),
+    "hopper": (
+        hopper.source,
+        hopper.Key(0, torch.bfloat16, torch.int32, None, None, False, True, True, False, False, 128, 128, 4, 16, 128, 2),
     ),
     "plan": (plan.source, plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, 16, 32, 0, 0, True, False, 0, True, 256)),
     "pieces": (merge.pieces_source, merge.PiecesKey(0, torch.bfloat16, torch.int32, True, True, 4, 128, 64, 8)),
@@ -222,9 +226,11 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("hopper_chip", [False, True], ids=["portable", "hopper"])
 @pytest.mark.parametrize(("shape", "options"), MODELS.values(), ids=MODELS.keys())
-def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shape, options):
+def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shape, options, hopper_chip):
     monkeypatch.setattr(backend, "choose", lambda x: "triton")
+    monkeypatch.setattr(choice, "may_use_hopper", lambda target: hopper_chip)
     monkeypatch.setattr("uniattn.launch.warmup.target_of", lambda device: H200)
     sinks = options["sinks"].dtype if "sinks" in options else None
     uniattn.warmup(device="cpu", seqlens_k="page_size" not in shape, **shape, **{**options, "sinks": sinks})
@@ -238,7 +244,10 @@ def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shap
             k, v = (torch.empty(num_tokens, *x.shape[2:], dtype=x.dtype, device="meta") for x in (b.k_cache, b.v_cache))
             slots = torch.empty(num_tokens, dtype=rng.choice([torch.int32, torch.int64]), device="meta")
             write_kv.write_kv(k, v, b.k_cache, b.v_cache, slots)
-    assert recorded.pieces.launches, "no batch was cut"
+    served = hopper_chip and "page_size" not in shape and shape["head_dim"] <= 256 and shape.get("dtype") != torch.float32
+    assert bool(recorded.hopper.launches) == served
+    # That kernel merges what it cuts.
+    assert bool(recorded.pieces.launches) != served, "no batch was cut"
     for name, keys in warm.items():
         assert set(getattr(recorded, name).keys_seen) <= keys, name
 

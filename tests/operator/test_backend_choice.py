@@ -84,7 +84,13 @@ def test_triton_on_cpu_tensors_needs_the_interpreter(monkeypatch):
         calls()["attend"]()
 
 
-@pytest.mark.parametrize("value", ["cuda", "hopper", "Triton"])
+def test_hopper_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", "hopper")
+    with pytest.raises(uniattn.UnsupportedError, match=r"UNIATTN_BACKEND: got hopper on cpu; .* capability 9\.0; set UNIATTN_BACKEND=auto"):
+        calls()["attend"]()
+
+
+@pytest.mark.parametrize("value", ["cuda", "Hopper", "Triton"])
 def test_unknown_backends_are_refused(value, monkeypatch):
     monkeypatch.setenv("UNIATTN_BACKEND", value)
     message = rf"UNIATTN_BACKEND: got '{value}'; one of auto, reference, triton, hopper in this version"

@@ -6,7 +6,8 @@ then places the pieces of its own OWN tiles by counting what comes before them: 
 
 A record is what one program runs: an item for one KV head, in 8 ints: seq, first_row, q_begin, q_len, kv_len, the piece as
 num_splits << 16 | split, the first partial slot of its tile (-1: not cut), kv_head. Records lie in the order in which they run, so that a
-program's first load finds its work. The header, in the first record's place, holds the numbers of large and of small items.
+program's first load finds its work. The header, in the first record's place, holds the numbers of large and of small items,
+and the count of records that persistent programs have taken so far, 0.
 """
 
 import triton
@@ -101,14 +102,14 @@ def _estimate(cost, exists, tried, mean_load, num_kv_heads, num_slots, item_over
 
 
 @triton.jit
-def _piece_tokens(cost, exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE: tl.constexpr):
-    """The piece length of least estimated time, of the longest tile (no cut) and a slot's mean load over 0.5, 1, ... 2.5."""
+def _piece_tokens(cost, exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE: tl.constexpr, HALVES: tl.constexpr):
+    """The piece length of least estimated time, of the longest tile (no cut) and a slot's mean load over h / 2 for h of HALVES."""
     mean_load = tl.sum(cost.to(tl.float32), 0) * num_kv_heads / num_slots
     longest = tl.max(cost, 0)
     best = longest
     least = _estimate(cost, exists, longest, mean_load, num_kv_heads, num_slots, item_overhead)
-    for halves in tl.static_range(1, 6):
-        tried = tl.maximum(tl.ceil(mean_load * 2.0 / halves / MIN_PIECE), 1.0).to(tl.int32) * MIN_PIECE
+    for i in tl.static_range(len(HALVES)):
+        tried = tl.maximum(tl.ceil(mean_load * 2.0 / HALVES[i] / MIN_PIECE), 1.0).to(tl.int32) * MIN_PIECE
         tried = tl.minimum(tried, longest)
         estimate = _estimate(cost, exists, tried, mean_load, num_kv_heads, num_slots, item_overhead)
         best = tl.where(estimate < least, tried, best)
@@ -153,7 +154,7 @@ def plan_kernel(
     num_tokens, num_tiles, num_kv_heads, num_slots, item_overhead, forced_splits, kv_capacity, window_left, window_right,
     CAUSAL: tl.constexpr, GROUP: tl.constexpr, PAGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SMALL_M: tl.constexpr, SMALL_N: tl.constexpr, HEADS_FIRST: tl.constexpr, INTERLEAVE: tl.constexpr, L2_TOKENS: tl.constexpr,
-    MAY_SPLIT: tl.constexpr, MIN_PIECE: tl.constexpr, CHUNK: tl.constexpr, OWN: tl.constexpr,
+    MAY_SPLIT: tl.constexpr, MIN_PIECE: tl.constexpr, HALVES: tl.constexpr, CHUNK: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """Grid: cdiv(num_tiles, OWN) programs. Writes `items_ptr` `[1 + records, 8]`, the header and the records; `first_tile` ints from its
     start `[num_tiles, 4]`, what the merge needs of each tile: seq, first_row, num_splits, first partial slot; then `num_counters` zeros.
@@ -195,7 +196,7 @@ def plan_kernel(
         piece_cost = cost
         c_pieces = c_exists.to(tl.int32)
         if MAY_SPLIT:
-            piece_tokens = _piece_tokens(c_cost, c_exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE)
+            piece_tokens = _piece_tokens(c_cost, c_exists, num_kv_heads, num_slots, item_overhead, MIN_PIECE, HALVES)
             pieces = _pieces(cost, exists, piece_tokens, forced_splits, tl.maximum(tl.where(small, SMALL_N, BLOCK_N), 1))
             piece_cost = tl.cdiv(cost, tl.maximum(pieces, 1))
             c_block = tl.maximum(tl.where(c_small, SMALL_N, BLOCK_N), 1)
@@ -214,6 +215,7 @@ def plan_kernel(
     if tl.program_id(0) == 0:
         tl.store(items_ptr, num_large)
         tl.store(items_ptr + 1, num_small)
+        tl.store(items_ptr + 2, 0)
     slot = tl.where(pieces > 1, slot, -1)
     tile_ptr = tiles_ptr + own * 4
     in_range = own < num_tiles
@@ -226,19 +228,22 @@ def plan_kernel(
         heads_a_pass = num_kv_heads
         while (heads_a_pass % 2 == 0) & (heads_a_pass.to(tl.int64) * longest > L2_TOKENS):
             heads_a_pass = heads_a_pass // 2
+    # Sixteen pieces and eight heads at a time: one piece at a time took 32 us for a tile of 128.
+    lane = tl.arange(0, 128)[None, :]
     for first_head in range(0, num_kv_heads, 8):
-        head = first_head + tl.arange(0, 8)[None, :]
-        for split in range(tl.max(pieces, 0)):
+        head = first_head + lane % 8
+        for first_split in range(0, tl.max(pieces, 0), 16):
+            split = first_split + lane // 8
             place = _places(
-                (before + split)[:, None], small[:, None], num_large, num_small, head, num_kv_heads, heads_a_pass, HEADS_FIRST, INTERLEAVE
+                before[:, None] + split, small[:, None], num_large, num_small, head, num_kv_heads, heads_a_pass, HEADS_FIRST, INTERLEAVE
             )
             record = items_ptr + (1 + place) * 8
-            write = (split < pieces)[:, None] & (head < num_kv_heads)
+            write = (split < pieces[:, None]) & (head < num_kv_heads)
             tl.store(record, seq[:, None], mask=write)
             tl.store(record + 1, first_row[:, None], mask=write)
             tl.store(record + 2, q_begin[:, None], mask=write)
             tl.store(record + 3, q_len[:, None], mask=write)
             tl.store(record + 4, kv_len[:, None], mask=write)
-            tl.store(record + 5, (pieces << 16 | split)[:, None], mask=write)
+            tl.store(record + 5, pieces[:, None] << 16 | split, mask=write)
             tl.store(record + 6, slot[:, None], mask=write)
             tl.store(record + 7, head, mask=write)

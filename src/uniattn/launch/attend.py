@@ -15,6 +15,7 @@ from uniattn.launch import plan as plan_launch
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import interpreted, on_index, target_of
 from uniattn.problem.layout import MAX_INT32, UNBOUNDED, kv_capacity
+from uniattn.schedule import hopper as hopper_tiles
 from uniattn.schedule import tiles
 from uniattn.schedule.plan import PlanSpec, make_spec
 from uniattn.schedule.tiles import dim_parts, next_power_of_2
@@ -197,7 +198,10 @@ def attend(
         scale, cap = softmax_scale / softcap, softcap * LOG2E
     else:
         scale, cap = softmax_scale * LOG2E, 0.0
-    if spec.is_hopper and aligned and alibi_slopes is None and page_table is not None:
+    if (
+        spec.is_hopper and aligned and alibi_slopes is None and page_table is not None
+        and hopper_tiles.rows_in_reach(strides[0], strides[1], num_q_heads // num_kv_heads)
+    ):  # fmt: skip
         _hopper().attend(
             spec, items, q, k_cache, v_cache, page_table, causal, causal_per_seq, scale, cap, sinks, capacity, out, lse, partial_out,
             partial_lse,

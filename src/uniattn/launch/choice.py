@@ -4,18 +4,18 @@ from torch import Tensor
 
 from uniattn.errors import UnsupportedError
 from uniattn.launch import backend
-from uniattn.launch.target import target_of
+from uniattn.launch.target import Target, target_of
 from uniattn.schedule import hopper
 
 
 def wants_hopper(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None) -> bool:
     """Whether the Hopper kernel is to run: on its chip, for caches that it can read, unless another path is forced."""
-    return (
-        k_cache.is_cuda
-        and target_of(k_cache.device).arch == 90
-        and backend.asked() in ("auto", "hopper")
-        and hopper.serves(k_cache, v_cache, page_table)
-    )
+    return may_use_hopper(target_of(k_cache.device)) and hopper.serves(k_cache, v_cache, page_table)
+
+
+def may_use_hopper(target: Target) -> bool:
+    """Whether the chip is one that the kernel is for, and `UNIATTN_BACKEND` leaves it open."""
+    return target.arch == 90 and backend.asked() in ("auto", "hopper")
 
 
 def refuse_other_than_hopper() -> None:
@@ -25,6 +25,6 @@ def refuse_other_than_hopper() -> None:
             "UNIATTN_BACKEND",
             "hopper with a call that its kernel does not serve",
             "it serves paged fp16 and bf16 K/V, head dims 33 to 256 in multiples of 8, pages of at least 16 tokens in multiples of 8, "
-            "addresses and strides of whole 16 bytes, no ALiBi",
+            "addresses and strides of whole 16 bytes, query tokens less than 2^24 elements apart, no ALiBi",
             "set UNIATTN_BACKEND=auto, which takes the portable kernel there",
         )

@@ -63,7 +63,7 @@ def source(key: Key) -> Source:
         ),
         descriptors=dict(k_desc=descriptor(d), v_desc=descriptor(dv)),
         numbers=dict(
-            q_strides=("i64",) * 2, out_strides=("i64",) * 2,
+            q_strides=("i32",) * 2, out_strides=("i64",) * 2,
             **dict.fromkeys(
                 ("page_table_stride", "first_counter", "num_pages", "kv_capacity", "num_tokens", "num_seqs", "num_kv_heads",
                  "window_left", "window_right"), "i32",

@@ -9,7 +9,7 @@ from uniattn.kernels.plan import plan_kernel
 from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import on_index
 from uniattn.schedule import hopper
-from uniattn.schedule.plan import MAX_CUT_TILES, MIN_PIECE_TOKENS, PlanSpec
+from uniattn.schedule.plan import MAX_CUT_TILES, MIN_PIECE_TOKENS, PlanSpec, halves
 from uniattn.schedule.tiles import cdiv
 
 _OWN = 8
@@ -57,7 +57,7 @@ def source(key: Key) -> Source:
         constants=dict(
             CAUSAL=k.causal, GROUP=k.group, PAGED=k.paged, BLOCK_M=k.block_m, BLOCK_N=k.block_n, SMALL_M=k.small_m,
             SMALL_N=k.small_n, HEADS_FIRST=k.heads_first, INTERLEAVE=k.interleave, L2_TOKENS=k.l2_tokens, MAY_SPLIT=k.may_cut,
-            MIN_PIECE=MIN_PIECE_TOKENS, CHUNK=k.chunk, OWN=_OWN,
+            MIN_PIECE=MIN_PIECE_TOKENS, HALVES=halves(k.interleave), CHUNK=k.chunk, OWN=_OWN,
         ),
         divisors={},
         options=dict(num_warps=8),

@@ -2,11 +2,12 @@
 
 import torch
 
-from uniattn.launch import backend
+from uniattn.launch import backend, choice
 from uniattn.launch.cache import num_compilations
 from uniattn.launch.target import target_of
 from uniattn.problem import validate_warmup
 from uniattn.problem.layout import UNBOUNDED, window_bounds
+from uniattn.schedule import hopper as hopper_tiles
 from uniattn.schedule import tiles
 
 
@@ -84,15 +85,35 @@ def warmup(
     aligned = head_dim * dtype.itemsize % 16 == 0 and aligned_out
     likely = [True] if head_dim == v_head_dim else [True, False]
     target = target_of(example.device)
-    for t in tiles.every(head_dim, v_head_dim, dtype.itemsize, target.max_shared_bytes, target.matrix_unit):
+    chosen = tiles.every(head_dim, v_head_dim, dtype.itemsize, target.max_shared_bytes, target.matrix_unit)
+    cache = torch.empty(0, page_size or 1, num_kv_heads, head_dim, dtype=dtype, device="meta")
+    values = torch.empty(0, page_size or 1, num_kv_heads, v_head_dim, dtype=dtype, device="meta")
+    use_hopper = paged and aligned and not alibi_slopes and choice.may_use_hopper(target) and hopper_tiles.readable(cache, values)
+    if use_hopper:
+        # What a batch whose caches are laid out as the kernel cannot read takes stays to be compiled when it comes.
+        chosen = [hopper_tiles.choose(head_dim, v_head_dim)]
+    for t in chosen:
+        l2_tokens = plan.l2_tokens(use_hopper, head_dim, v_head_dim, dtype.itemsize)
         for may_cut in (False, True):
             for chunk in plan.chunks(may_cut):
                 plan.KERNELS[
                     plan.Key(
                         index, int32, lengths, offsets, flags, causal is True, group, paged, t.block_m, t.block_n, t.small_m,
-                        t.small_n, t.heads_first, False, 0, may_cut, chunk,
+                        t.small_n, t.heads_first, use_hopper, l2_tokens, may_cut, chunk,
                     )
                 ]  # fmt: skip
+            if use_hopper:
+                from uniattn.launch import hopper
+
+                hopper.KERNELS[
+                    hopper.Key(
+                        device=index, dtype=dtype, page_table=int32, causal_per_seq=flags, sinks=sinks, has_lse=return_lse,
+                        has_partials=may_cut, causal=causal is True, has_window=window_left != UNBOUNDED, has_softcap=softcap > 0,
+                        head_dim=head_dim, v_head_dim=v_head_dim, group=group, page_size=page_size or 0, block_n=t.block_n,
+                        kv_stages=t.num_stages,
+                    )
+                ]  # fmt: skip
+                continue
             for same in likely if same_strides is None else [same_strides]:
                 attend.KERNELS[
                     attend.Key(
@@ -103,8 +124,11 @@ def warmup(
                         group=group, page_size=page_size or 0, tiles=t.compiled_in,
                     )
                 ]  # fmt: skip
-        for rows in merge.ROWS:
-            merge.PIECES_KERNELS[merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m, rows)]
+        if not use_hopper:
+            for rows in merge.ROWS:
+                merge.PIECES_KERNELS[
+                    merge.PiecesKey(index, dtype, int32, return_lse, aligned_out, group, v_head_dim, t.block_m, rows)
+                ]
     if page_size is not None:
         block = write_kv.block_elements(num_kv_heads, head_dim, v_head_dim)
         for slots in (torch.int32, torch.int64):

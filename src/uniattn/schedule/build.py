@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from uniattn.problem.layout import UNBOUNDED
-from uniattn.schedule.plan import MIN_PIECE_TOKENS
+from uniattn.schedule.plan import MIN_PIECE_TOKENS, halves
 from uniattn.schedule.tiles import cdiv
 
 
@@ -48,6 +48,7 @@ def build(
     causal: list[bool] | bool = True,
     window: tuple[int, int] = (UNBOUNDED, UNBOUNDED),
     padding_tokens: int = 0,
+    persistent: bool = False,
 ) -> list[Item]:
     """Items of a batch of `(q_len, kv_len)` in order: large ones longest first, then small ones longest first."""
     tiles = []
@@ -63,7 +64,7 @@ def build(
             end = min(kv_len, last_pos + (0 if causals[seq] else window[1]) + 1)
             tiles.append((seq, first_row, cdiv(max(1, end - begin), tokens) * tokens, small))
     costs = [cost for _, _, cost, _ in tiles]
-    length = piece_tokens(costs, num_kv_heads, num_slots, item_overhead) if may_cut and tiles else 1 << 30
+    length = piece_tokens(costs, num_kv_heads, num_slots, item_overhead, halves(persistent)) if may_cut and tiles else 1 << 30
     items = []
     for seq, first_row, cost, small in tiles:
         pieces = min(num_splits, cost // (small_n if small else block_n)) if num_splits else cdiv(cost, length)
@@ -71,16 +72,16 @@ def build(
     return sorted(items, key=lambda item: (item.small, -item.cost))
 
 
-def piece_tokens(costs: list[int], num_kv_heads: int, num_slots: int, item_overhead: int) -> int:
+def piece_tokens(costs: list[int], num_kv_heads: int, num_slots: int, item_overhead: int, tried: tuple[int, ...]) -> int:
     """The piece length of least estimated time; `kernels.plan._piece_tokens` gives the reasons."""
     mean_load = sum(costs) * num_kv_heads / num_slots
     longest = max(costs)
 
-    def estimate(tried: int) -> float:
-        items = sum(cdiv(cost, tried) for cost in costs) * num_kv_heads
-        return min(cdiv(items, num_slots) * tried, mean_load + tried) + item_overhead * items / num_slots
+    def estimate(length: int) -> float:
+        items = sum(cdiv(cost, length) for cost in costs) * num_kv_heads
+        return min(cdiv(items, num_slots) * length, mean_load + length) + item_overhead * items / num_slots
 
-    lengths = [max(math.ceil(mean_load * 2 / halves / MIN_PIECE_TOKENS), 1) * MIN_PIECE_TOKENS for halves in range(1, 6)]
+    lengths = [max(math.ceil(mean_load * 2 / half / MIN_PIECE_TOKENS), 1) * MIN_PIECE_TOKENS for half in tried]
     return min([longest, *(min(length, longest) for length in lengths)], key=estimate)
 
 

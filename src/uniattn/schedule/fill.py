@@ -34,6 +34,7 @@ def fill(
         block_m=spec.block_m, block_n=spec.block_n, small_m=spec.small_m, small_n=spec.small_n, may_cut=spec.num_partials > 0,
         num_splits=spec.num_splits, causal=spec.causal == 1 if causal_per_seq is None else causal_per_seq.tolist(),
         window=(spec.window_left, spec.window_right), padding_tokens=padding[0],
+        persistent=bool(spec.is_hopper),
     )  # fmt: skip
 
     # Wrong lengths may ask for more than the sizes allow; what has no place is left out.

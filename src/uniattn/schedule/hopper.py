@@ -33,15 +33,24 @@ def box_tokens(page_size: int, block_n: int) -> int:
 
 
 def serves(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None) -> bool:
-    """Whether TMA can read these caches, and the kernel their heads: 16 bits, pages of at least 16 tokens in multiples of 8."""
-    if page_table is None or k_cache.element_size() != 2:
-        return False
+    """Whether TMA can read these caches, and the kernel their heads."""
+    return page_table is not None and readable(k_cache, v_cache)
+
+
+def readable(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """16 bits, pages of at least 16 tokens in multiples of 8, head dims of whole 16 bytes, and strides that TMA takes."""
     page_size = k_cache.shape[1]
     return (
-        page_size >= 16
+        k_cache.element_size() == 2
+        and page_size >= 16
         and page_size % SMALLEST_BOX == 0
         and all(SMALLEST_DIM <= x.shape[-1] <= LARGEST_DIM and x.shape[-1] % 8 == 0 and _addressable(x) for x in (k_cache, v_cache))
     )
+
+
+def rows_in_reach(token_stride: int, head_stride: int, group: int) -> bool:
+    """Whether 32 bits hold the offset of any row of a tile from its first; `stride`s of q in elements."""
+    return TILE_ROWS * token_stride + group * head_stride < 1 << 31
 
 
 def _addressable(cache: Tensor) -> bool:
@@ -55,7 +64,7 @@ def choose(head_dim: int, v_head_dim: int) -> Tiles:
     wide = max(padded(head_dim), padded(v_head_dim)) > 128
     block_n = 64 if wide else 128
     return Tiles(
-        TILE_ROWS, block_n, 2, 8, CONSUMER_ROWS, block_n, 2, programs_per_sm=1, item_overhead=128, kernel="hopper"
+        TILE_ROWS, block_n, 2, 8, CONSUMER_ROWS, block_n, 2, programs_per_sm=1, item_overhead=384, kernel="hopper"
     )  # fmt: skip
 
 

@@ -15,10 +15,17 @@ RECORD_INTS = 8
 TILE_INTS = 4
 # The builder cuts no piece shorter than this: shorter ones cost more in their merge than they gain.
 MIN_PIECE_TOKENS = 128
-# The builder's smallest piece length is a slot's mean load over this, which bounds items and partials.
-MAX_DIVISOR = 2.5
+# The builder's piece lengths are a slot's mean load over halves of these; the last bounds items and partials. A persistent program
+# is a slot by itself and takes one piece after another, where the portable kernel has four and more programs an SM.
+_HALVES = (1, 2, 3, 4, 5)
+_PERSISTENT_HALVES = (2, 3, 4, 6, 9, 14, 20)
 # Largest number of tiles that the builder holds at once; batches of more tiles are not cut.
 MAX_CUT_TILES = 1024
+
+
+def halves(persistent: bool | int) -> tuple[int, ...]:
+    """By how many halves of themselves a slot's mean load is divided for the piece lengths that the builder tries."""
+    return _PERSISTENT_HALVES if persistent else _HALVES
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ def make_spec(
     may_cut = num_tiles <= MAX_CUT_TILES and (num_splits > 0 or num_tokens * group // t.block_m * num_kv_heads < 2 * num_slots)
     num_items, num_partials = num_tiles, 0
     if may_cut:
-        pieces = cdiv(int(MAX_DIVISOR * num_slots), num_kv_heads) + 1
+        pieces = cdiv(halves(t.kernel == "hopper")[-1] * num_slots, 2 * num_kv_heads) + 1
         num_items = num_tiles * num_splits if num_splits else num_tiles + pieces
         num_partials = num_tiles * num_splits if num_splits else 2 * pieces
     return PlanSpec(

@@ -58,8 +58,10 @@ class Config:
     q_copy: gl.constexpr
     word: gl.constexpr
     words: gl.constexpr
+    one_warp: gl.constexpr
     merge: gl.constexpr
     merge_rows: gl.constexpr
+    merge_pieces: gl.constexpr
 
     @constexpr_function
     def __init__(
@@ -95,9 +97,12 @@ class Config:
         self.copy = gl.constexpr(_row_copies(d, warps))
         self.q_copy = gl.constexpr(_row_copies(d, q_warps))
         self.word = gl.constexpr(gl.BlockedLayout([1], [32], [q_warps], [0]))
-        # A warp a row.
+        # A warp a row. Eight pieces at once, not 16: the code runs once an item, mostly out of a cold cache, and the longer one took
+        # 3 to 5 us more (decode 1 x 512 and 1 x 8192).
+        self.merge_pieces = gl.constexpr(8)
         self.merge_rows = gl.constexpr(warps)
         self.merge = gl.constexpr(gl.BlockedLayout([1, dv // 32], [1, 32], [warps, 1], [1, 0]))
+        self.one_warp = gl.constexpr(gl.BlockedLayout([8], [32], [1], [0]))
         self.words = gl.constexpr(gl.BlockedLayout([8], [32], [warps], [0]))
 
 

@@ -12,11 +12,45 @@ TILE_ROWS = gl.constexpr(CONSUMER_ROWS * NUM_CONSUMERS)
 
 
 @gluon.jit
-def place(turn):
-    """Place in the plan's list of this program's record number `turn`: rounds run forth and back, which deals a sorted list out evenly."""
-    programs = gl.num_programs(0)
-    pid = gl.program_id(0)
-    return turn * programs + gl.where(turn % 2 == 0, pid, programs - 1 - pid)
+def next_place(taken_ptr, num_records):
+    """Place in the plan's list of the record that this program runs next; at or past `num_records`: none is left.
+
+    The first of a program is its own number, and the rest are taken as programs come, in the list's order. `num_records` are asked for
+    in all, whatever the number of programs, and the last to ask sets the count back to 0 for the next launch with the plan.
+    """
+    taken = gl.atomic_add(taken_ptr, 1)
+    if taken == num_records - 1:
+        gl.store(taken_ptr, 0)
+    return taken + gl.num_programs(0)
+
+
+@gluon.jit
+def load_record(items_ptr, place, num_records):
+    """The eight ints of the record at `place`; all 0 past the end, so that the record has no pieces.
+
+    There is memory at any program's first place, so that its record need not wait for `num_records`.
+    """
+    ints = gl.tuple([])
+    for i in gl.static_range(8):
+        ints += (gl.load(items_ptr + (1 + place) * 8 + i),)
+    exists = place < num_records
+    record = gl.tuple([])
+    for i in gl.static_range(8):
+        record += (gl.where(exists, ints[i], 0),)
+    return record
+
+
+@gluon.jit
+def read_record(ring, turn, LAYOUT: gl.constexpr):
+    """The ints of this program's record number `turn`, which the loaders have put into shared memory.
+
+    Cheap enough to be done again where they are needed, so that nothing of them stays in registers through an item's loops.
+    """
+    words = ring.buffers.index(ring.stage(turn)).load(LAYOUT)
+    ints = gl.tuple([])
+    for i in gl.static_range(8):
+        ints += (gl.sum(gl.where(gl.arange(0, 8, LAYOUT) == i, words, 0), 0),)
+    return ints
 
 
 @aggregate
@@ -58,21 +92,12 @@ class Item:
 
 
 @gluon.jit
-def load_item(cfg, record, causal_ptr, num_seqs, kv_capacity, window_left, window_right):
-    """The item of a record: a pointer to its ints (`kernels.plan`) in global memory."""
-    return make_item(
-        cfg, gl.load(record), gl.load(record + 1), gl.load(record + 3), gl.load(record + 4), gl.load(record + 5), gl.load(record + 7),
-        causal_ptr, num_seqs, kv_capacity, window_left, window_right,
-    )  # fmt: skip
-
-
-@gluon.jit
 def make_item(
     cfg, seq, first_row, q_len, kv_len, piece, kv_head, causal_ptr, num_seqs, kv_capacity, window_left, window_right
 ):  # fmt: skip
-    """The item of a record's ints."""
+    """The item of a record's ints. The end of the list has no pieces, and gives an item of no consequence."""
     split = piece & 0xFFFF
-    num_splits = piece >> 16
+    num_splits = gl.maximum(piece >> 16, 1)
     right = window_right
     if causal_ptr is not None:
         right = gl.where(gl.load(causal_ptr + gl.minimum(seq, num_seqs - 1)) != 0, 0, right)

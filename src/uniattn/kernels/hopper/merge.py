@@ -12,8 +12,6 @@ from uniattn.kernels.hopper.items import TILE_ROWS
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
-# Pieces whose loads are in flight together.
-AT_ONCE = gl.constexpr(8)
 
 
 @gluon.jit
@@ -41,11 +39,11 @@ def merge_pieces(
         total_max = gl.full([cfg.merge_rows], float("-inf"), gl.float32, gl.SliceLayout(1, cfg.merge))
         total = gl.zeros([cfg.merge_rows], gl.float32, gl.SliceLayout(1, cfg.merge))
         acc = gl.zeros([cfg.merge_rows, cfg.dv], gl.float32, cfg.merge)
-        for piece in range(0, num_pieces, AT_ONCE):
+        for piece in range(0, num_pieces, cfg.merge_pieces):
             lses = gl.tuple([])
             outs = gl.tuple([])
             new_max = total_max
-            for i in gl.static_range(AT_ONCE):
+            for i in gl.static_range(cfg.merge_pieces):
                 part_row = (first_part + (piece + i) * part_stride).to(gl.int64) * TILE_ROWS + W * cfg.rows + row
                 there = exists & (piece + i < num_pieces)
                 lse = gl.load(partial_lse_ptr + part_row, mask=there, other=float("-inf"))
@@ -57,7 +55,7 @@ def merge_pieces(
             correction = gl.exp2((total_max - pivot) * LOG2E)
             acc = acc * correction[:, None]
             total = total * correction
-            for i in gl.static_range(AT_ONCE):
+            for i in gl.static_range(cfg.merge_pieces):
                 weight = gl.exp2((lses[i] - pivot) * LOG2E)
                 total += weight
                 acc += outs[i] * weight[:, None]
