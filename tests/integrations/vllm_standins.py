@@ -83,7 +83,7 @@ class MultipleOf:
 def make_backend(release: Release) -> type:
     """The base class of backends: every question of `validate_configuration` that the release asks, answered as it answers."""
 
-    class AttentionBackend(ABC):
+    class AttentionBackend(ABC):  # noqa: B024
         supported_dtypes = (torch.float16, torch.bfloat16)
         supported_kv_cache_dtypes = ("auto", "float16", "bfloat16")
         forward_includes_kv_cache_update = True

@@ -17,6 +17,8 @@ What changed between vLLM's releases is in `releases.py` alone.
 """
 
 import logging
+from importlib import import_module
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,14 @@ def register() -> None:
     if hasattr(AttentionBackendEnum, "register"):
         # Registering a string makes a new member and raises for one that is there; registering a member overrides its class.
         register_backend(getattr(AttentionBackendEnum, "UNIATTN", "UNIATTN"), path)
+        # A configuration may reach a new process before that process has loaded its plugins, where the member's value means nothing.
+        AttentionBackendEnum["UNIATTN"].__reduce_ex__ = lambda protocol: (named_backend, ())
 
 
-__all__ = ["register"]
+def named_backend() -> Any:
+    """vLLM's member UNIATTN, registered here first: what that member is pickled as."""
+    register()
+    return import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum["UNIATTN"]
+
+
+__all__ = ["named_backend", "register"]

@@ -88,9 +88,7 @@ class UniattnBackend(CacheLayout, AttentionBackend):
         return super().validate_configuration(**configuration) + list(_reasons(**configuration))
 
 
-def _reasons(
-    *, dtype: torch.dtype, kv_cache_dtype: str | None, head_size: int, device_capability: Any, **configuration: Any
-) -> list[str]:
+def _reasons(*, dtype: torch.dtype, kv_cache_dtype: str | None, head_size: int, device_capability: Any, **configuration: Any) -> list[str]:
     """What only uniattn knows."""
     reasons = []
     if not UniattnBackend.supports_head_size(head_size):
@@ -104,6 +102,6 @@ def _reasons(
     cache_dtype = _CACHE_DTYPES.get(kv_cache_dtype or "auto", dtype)
     if cache_dtype is not dtype:
         reasons.append(f"a cache of {kv_cache_dtype} under a model of {dtype} (uniattn wants one dtype; --kv-cache-dtype auto)")
-    if current_platform.is_cuda() and dtype is torch.bfloat16 and tuple(device_capability)[0] < 8:
+    if current_platform.is_cuda() and dtype is torch.bfloat16 and next(iter(device_capability)) < 8:
         reasons.append("bfloat16 needs compute capability 8.0; --dtype float16")
     return reasons

@@ -35,7 +35,7 @@ def forward(
     v: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
-    scales: dict[str, Tensor],
+    scales: dict[str, Any],
     out: Tensor,
 ) -> None:
     """Attention of one layer into `out`. `q`, `k`, `v` are the batch's tokens, `scales` those of a quantised cache."""

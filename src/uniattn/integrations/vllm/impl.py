@@ -93,17 +93,15 @@ class UniattnImpl(AttentionImpl):
         num_tokens = attn_metadata.num_actual_tokens
         q, out = query[:num_tokens], output[:num_tokens]
         if self.is_encoder:
-            assert key is not None and value is not None
-            k, v = key[:num_tokens], value[:num_tokens]
+            k, v = _new_tokens(key, value, num_tokens)
             step = step_of(self, attn_metadata, TOKENS, q, k, v, self.sliding_window, causal=False)
             attention(q, k, v, **step.lengths, plan=step.plan, window=step.window, **self.scores, out=out)
             return output
         k_pages, v_pages = self.pages(kv_cache)
         scales = self.scales(layer)
         if self.dcp_world_size > 1:
-            assert key is not None and value is not None
-            tokens = key[:num_tokens], value[:num_tokens]
-            context_parallel.forward(self, attn_metadata, q, *tokens, k_pages, v_pages, scales, out)
+            k, v = _new_tokens(key, value, num_tokens)
+            context_parallel.forward(self, attn_metadata, q, k, v, k_pages, v_pages, scales, out)
             return output
         step = step_of(self, attn_metadata, PAGES, q, k_pages, v_pages, self.sliding_window, attn_metadata.causal)
         attention(
@@ -148,6 +146,13 @@ class UniattnImpl(AttentionImpl):
             return k_pages.view(self.fp8_dtype), v_pages.view(self.fp8_dtype)
         return k_pages, v_pages
 
-    def scales(self, layer: Any) -> dict[str, Tensor]:
+    def scales(self, layer: Any) -> dict[str, Any]:
         """The cache's scales, float32 on the device, for the tensor or for each KV head; none where it is not quantised."""
         return {} if self.fp8_dtype is None else dict(k_scale=layer._k_scale, v_scale=layer._v_scale)
+
+
+def _new_tokens(key: Tensor | None, value: Tensor | None, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """K and V of the batch's tokens, which vLLM leaves out only where a layer reads what another has written."""
+    if key is None or value is None:
+        raise NotImplementedError("uniattn needs K and V of the new tokens here: encoders keep no cache, and ranks share one")
+    return key[:num_tokens], value[:num_tokens]
