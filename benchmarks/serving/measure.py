@@ -30,7 +30,7 @@ def engine_arguments(job: dict[str, Any]) -> Any:
 
     wanted = dict(
         model=job["model"], load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", attention_backend=job["backend"],
-        max_model_len=job["max_model_len"], max_num_batched_tokens=8192, max_num_seqs=256, enable_prefix_caching=False,
+        max_model_len=job["max_model_len"], max_num_batched_tokens=8192, enable_prefix_caching=False,
         gpu_memory_utilization=0.9, disable_log_stats=True, jit_monitor_mode="error" if job["jit_error"] else "warn",
     )  # fmt: skip
     known = {field.name for field in fields(AsyncEngineArgs)}

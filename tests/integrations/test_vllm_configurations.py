@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm_standins import RELEASES, AttentionType
-from vllm_tools import MIXED, every_release, make_builder, make_impl
+from vllm_tools import MIXED, every_release, make_builder, make_cache, make_common, make_impl
 
 from uniattn.testing import make_batch
 
@@ -112,6 +112,37 @@ def test_refused_without_a_gpu_or_triton(load, monkeypatch):
     assert "Triton 3.5.0" in reason
     ours.vllm["vllm.platforms"].current_platform.is_cuda_alike = lambda: False
     assert ours.backend.UniattnBackend.validate_configuration(**FINE) == ["uniattn's kernels run on NVIDIA and AMD GPUs"]
+
+
+def test_fp8_caches_are_taken_where_the_operator_takes_them(load, monkeypatch):
+    ours = load()
+    reasons = ours.backend.UniattnBackend.validate_configuration(**FINE | dict(kv_cache_dtype="fp8", use_per_head_quant_scales=True))
+    assert (reasons == []) is ours.backend.FP8_CACHES
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+def test_bytes_of_an_fp8_cache_go_to_the_operator_as_what_they_are_with_the_layers_scales(load, monkeypatch, name, dtype):
+    ours = load()
+    batch = make_batch(MIXED, layout="packed")
+    impl = make_impl(ours, batch, kv_cache_dtype=name)
+    cache = torch.zeros(make_cache(batch, "packed").shape, dtype=torch.uint8)
+    layer = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor([0.25]))
+    calls = []
+    monkeypatch.setattr(ours.steps, "plan", lambda *args, **kwargs: None)
+    for operator in ("attention", "write_kv"):
+        monkeypatch.setattr(ours.impl, operator, lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(ours.warm, "warmup", lambda **arguments: calls.append(((), arguments)) or 0)
+    metadata = make_builder(ours, impl).build(0, make_common(batch))
+    new = torch.zeros(2, 1, 64)
+    impl.do_kv_cache_update(layer, new, new, cache, metadata.slot_mapping[:2])
+    impl.forward(layer, batch.q, None, None, cache, metadata, torch.zeros_like(batch.q))
+    (_, warm), (write, scales_written), (attend, scales_read) = calls
+    assert warm["kv_dtype"] is dtype
+    assert warm["k_scale"] is warm["v_scale"] is True
+    assert {x.dtype for x in (*write[2:4], *attend[1:3])} == {dtype}
+    for scales in (scales_written, scales_read):
+        assert scales["k_scale"] is layer._k_scale
+        assert scales["v_scale"] is layer._v_scale
 
 
 @pytest.mark.parametrize(

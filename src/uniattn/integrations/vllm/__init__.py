@@ -20,7 +20,8 @@ import logging
 from importlib import import_module
 from typing import Any
 
-logger = logging.getLogger(__name__)
+# Below vLLM's own logger, whose handlers show it among the other lines of the start-up.
+logger = logging.getLogger("vllm.uniattn")
 
 BACKEND = "uniattn.integrations.vllm.backend.UniattnBackend"
 REFUSED = "uniattn.integrations.vllm.refused.RefusedBackend"

@@ -1,5 +1,6 @@
 """What the backend tells vLLM about itself, and which configurations it takes. vLLM asks before it makes a layer."""
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -7,6 +8,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from uniattn.attention import write_kv
 from uniattn.errors import UniattnError
 from uniattn.integrations.vllm.impl import UniattnImpl
 from uniattn.integrations.vllm.metadata import UniattnMetadataBuilder
@@ -14,6 +16,9 @@ from uniattn.integrations.vllm.releases import CacheLayout
 from uniattn.launch import triton_version
 from uniattn.problem.validate import MAX_HEAD_DIM_V, MIN_HEAD_DIM
 
+# Whether this version's operator writes and reads fp8 caches.
+FP8_CACHES = "k_scale" in inspect.signature(write_kv).parameters
+_FP8_DTYPES = ["fp8", "fp8_e4m3", "fp8_e5m2"] if FP8_CACHES else []
 _CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -21,7 +26,7 @@ class UniattnBackend(CacheLayout, AttentionBackend):
     """uniattn in vLLM's list of backends, as CUSTOM and, where vLLM lets a plugin add a name, UNIATTN."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", *_CACHE_DTYPES]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", *_CACHE_DTYPES, *_FP8_DTYPES]
     forward_includes_kv_cache_update = False
     supports_kv_cache_update_bypass = True
 
@@ -70,6 +75,11 @@ class UniattnBackend(CacheLayout, AttentionBackend):
     def supports_non_causal(cls) -> bool:
         """Batches that are not causal, as a whole or sequence by sequence."""
         return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """Scales of an fp8 cache for each KV head."""
+        return FP8_CACHES
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:

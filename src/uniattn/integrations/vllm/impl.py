@@ -57,7 +57,9 @@ class UniattnImpl(AttentionImpl):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
         self.is_encoder = attn_type in (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-        self.fp8_dtype = current_platform.fp8_dtype() if kv_cache_dtype.startswith("fp8") else None
+        self.fp8_dtype = None
+        if kv_cache_dtype.startswith("fp8"):
+            self.fp8_dtype = torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else current_platform.fp8_dtype()
         if self.is_encoder and self.fp8_dtype is not None:
             refuse("encoder attention keeps no cache, so there is none to quantise; leave out --kv-cache-dtype")
         if self.dcp_world_size > 1:
@@ -132,7 +134,7 @@ class UniattnImpl(AttentionImpl):
     @property
     def cache_kind(self) -> dict[str, Any]:
         """What else the kernels that read and write the cache are compiled for."""
-        return {} if self.fp8_dtype is None else dict(kv_dtype=self.fp8_dtype)
+        return {} if self.fp8_dtype is None else dict(kv_dtype=self.fp8_dtype, k_scale=True, v_scale=True)
 
     @property
     def scores(self) -> dict[str, Any]:

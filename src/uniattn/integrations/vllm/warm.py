@@ -13,7 +13,8 @@ from uniattn.launch.warmup import warmup
 if TYPE_CHECKING:
     from uniattn.integrations.vllm.impl import UniattnImpl
 
-logger = logging.getLogger(__name__)
+# Below vLLM's own logger, whose handlers show it among the other lines of the start-up.
+logger = logging.getLogger("vllm.uniattn")
 
 
 def layers(kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
