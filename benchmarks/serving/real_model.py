@@ -7,10 +7,10 @@
     python benchmarks/serving/real_model.py gsm8k model/ --data gsm8k/test.jsonl           # needs lm_eval
 
 - `logprobs`: mean log-probability a token over the questions and answers, in bf16; each backend within 0.002 nats of the first.
-- `greedy`: tokens in fp32, equal to those of transformers' eager attention.
+- `greedy`: tokens in fp32, equal to those of transformers' eager attention (FLASH_ATTN has no fp32, TRITON_ATTN multiplies in TF32).
 - `gsm8k`: exact match as lm_eval counts it, with five examples, in bf16; each backend within the standard error of the first.
 
-Each exits 1 where that does not hold. `--data` is GSM8K's test split as JSON lines with `question` and `answer`.
+Each exits 1 where that does not hold for uniattn. `--data` is GSM8K's test split as JSON lines with `question` and `answer`.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any
 import engines
 
 NATS = 0.002
+OURS = ("CUSTOM", "UNIATTN")
 
 
 def texts(data: Path, limit: int | None) -> list[str]:
@@ -75,7 +76,7 @@ def logprobs(a: argparse.Namespace) -> bool:
         values = [p for output in result["outputs"] for p in output["prompt_logprobs"] if p is not None]
         first = mean(values) if first is None else first
         print(f"| {backend} | {len(values):,} | {mean(values):.5f} | {mean(values) - first:+.5f} |", flush=True)
-        right &= abs(mean(values) - first) <= NATS
+        right &= backend not in OURS or abs(mean(values) - first) <= NATS
     return right
 
 
@@ -104,7 +105,7 @@ def greedy(a: argparse.Namespace) -> bool:
         result = engines.run(dict(engine=engine(a.model, "float32", backend), prompts=prompts, sampling=sampling))
         equal = 0 if result is None else sum(o["tokens"] == e for o, e in zip(result["outputs"], eager, strict=True))
         print(f"| {backend} | {equal}/{len(eager)}{'' if result else ' (failed)'} |", flush=True)
-        right &= equal == len(eager)
+        right &= backend not in OURS or equal == len(eager)
     return right
 
 
@@ -157,7 +158,7 @@ def gsm8k(a: argparse.Namespace) -> bool:
         value, error = scores["exact_match,flexible"], scores["exact_match_stderr,flexible"]
         first = value if first is None else first
         print(f"| {backend} | {value:.4f} | {error:.4f} |", flush=True)
-        right &= abs(value - first) <= error
+        right &= backend not in OURS or abs(value - first) <= error
     return right
 
 

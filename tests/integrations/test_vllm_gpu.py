@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from vllm_standins import RELEASES, CUDAGraphMode
-from vllm_tools import LAYER, NEWEST, make_builder, make_cache, make_common, make_impl, run
+from vllm_tools import LAYER, make_builder, make_cache, make_common, make_impl, run
 
 from uniattn.launch.cache import num_compilations
 from uniattn.testing import assert_matches_oracle, make_batch, poison_unread
@@ -51,54 +51,51 @@ def test_vllms_own_batches(load, release, lengths, window):
     assert_matches_oracle(batch, out)
 
 
-def test_a_graph_of_a_step_replays_with_any_batch_of_its_size():
+def test_a_graph_of_a_step_replays_with_any_batch_of_its_size(load):
     """Captured with one token a sequence after a warm-up with the same metadata, as vLLM's runners do; then one long prompt, mixed
     batches, decodes and empty sequences come to the same addresses. Two layers share the step's plan."""
     num_tokens, num_seqs = 64, 16
     batches = [
-        [(1, 1)] * 16 + [(0, 0)] * 0,
+        [(1, 1)] * 16,
         [(64, 64)] + [(0, 0)] * 15,
         [(1, 900)] * 8 + [(50, 700)] + [(0, 0)] * 7,
         [(4, 300 + i) for i in range(16)],
         [(1, 2000 - i) for i in range(12)] + [(0, 0)] * 4,
     ]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        import vllm_standins
+    ours = load()
+    made = [
+        make_batch(lengths, layout="packed", seed=i, num_padding_rows=num_tokens - sum(q for q, _ in lengths),
+                   num_spare_pages=0, num_spare_columns=0, **SIZES)
+        for i, lengths in enumerate(batches)
+    ]  # fmt: skip
+    num_pages, width = max(b.k_cache.shape[0] for b in made), max(b.page_table.shape[1] for b in made)
+    first = made[0]
+    q, out = torch.zeros_like(first.q), torch.zeros_like(first.q)
+    cache = torch.zeros(num_pages, 16, 8, 256, dtype=torch.bfloat16, device="cuda").permute(0, 2, 1, 3)
+    common = make_common(
+        first, query_start_loc=first.cu_seqlens_q.clone(), seq_lens=first.seqlens_k.clone(), num_actual_tokens=num_tokens,
+        block_table_tensor=torch.zeros(num_seqs, width, dtype=torch.int32, device="cuda"), causal=True,
+    )  # fmt: skip
+    impls = [make_impl(ours, first) for _ in range(2)]
+    builder = make_builder(ours, impls[0], device="cuda", dtype=torch.bfloat16, mode=CUDAGraphMode.FULL)
+    metadata = builder.build_for_cudagraph_capture(common)
 
-        ours = vllm_standins.install(NEWEST, monkeypatch)
-        made = [
-            make_batch(lengths, layout="packed", seed=i, num_padding_rows=num_tokens - sum(q for q, _ in lengths),
-                       num_spare_pages=0, num_spare_columns=0, **SIZES)
-            for i, lengths in enumerate(batches)
-        ]  # fmt: skip
-        num_pages, width = max(b.k_cache.shape[0] for b in made), max(b.page_table.shape[1] for b in made)
-        first = made[0]
-        q, out = torch.zeros_like(first.q), torch.zeros_like(first.q)
-        cache = torch.zeros(num_pages, 16, 8, 256, dtype=torch.bfloat16, device="cuda").permute(0, 2, 1, 3)
-        common = make_common(
-            first, query_start_loc=first.cu_seqlens_q.clone(), seq_lens=first.seqlens_k.clone(), num_actual_tokens=num_tokens,
-            block_table_tensor=torch.zeros(num_seqs, width, dtype=torch.int32, device="cuda"), causal=True,
-        )  # fmt: skip
-        impls = [make_impl(ours, first) for _ in range(2)]
-        builder = make_builder(ours, impls[0], device="cuda", dtype=torch.bfloat16, mode=CUDAGraphMode.FULL)
-        metadata = builder.build_for_cudagraph_capture(common)
+    def step():
+        for impl in impls:
+            impl.forward(LAYER, q, None, None, cache, metadata, out)
 
-        def step():
-            for impl in impls:
-                impl.forward(LAYER, q, None, None, cache, metadata, out)
-
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for batch in made:
-            q.copy_(batch.q.nan_to_num())
-            k, v = ours.releases.pages(cache, 128)
-            k[: batch.k_cache.shape[0]], v[: batch.v_cache.shape[0]] = batch.k_cache, batch.v_cache
-            common.query_start_loc.copy_(batch.cu_seqlens_q)
-            common.seq_lens.copy_(batch.seqlens_k)
-            common.block_table_tensor[:, : batch.page_table.shape[1]] = batch.page_table.clamp(min=0)
-            out.fill_(torch.nan)
-            graph.replay()
-            assert_matches_oracle(replace(batch, q=q.clone()), out)
+    for batch in made:
+        q.copy_(batch.q.nan_to_num())
+        k, v = ours.releases.pages(cache, 128)
+        k[: batch.k_cache.shape[0]], v[: batch.v_cache.shape[0]] = batch.k_cache, batch.v_cache
+        common.query_start_loc.copy_(batch.cu_seqlens_q)
+        common.seq_lens.copy_(batch.seqlens_k)
+        common.block_table_tensor[:, : batch.page_table.shape[1]] = batch.page_table.clamp(min=0)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert_matches_oracle(replace(batch, q=q.clone()), out)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,6 +87,9 @@ def test_bounds_of_the_query_lengths(load):
     impl, common = make_impl(ours, batch), make_common(batch)
     builder = make_builder(ours, impl)
     assert builder.build(0, common).max_query_len == 3
+    # The runners take it from a numpy array, and the operator wants an int.
+    common.max_query_len = np.int32(3)
+    assert type(builder.build(0, common).max_query_len) is int
     # Decodes are captured apart, and such a graph replays with no longer query.
     assert builder.build_for_cudagraph_capture(common).max_query_len == 3
     # A graph for everything is captured with short queries and may replay with one long one.

@@ -33,7 +33,7 @@ def make_common(batch, **changes):
     """The batch as vLLM tells it, with the slots of the new tokens; vLLM fills its tables up with page 0."""
     slots = []
     for seq, (q_len, kv_len) in enumerate(batch.lengths):
-        positions = torch.arange(max(kv_len - q_len, 0), kv_len)
+        positions = torch.arange(max(kv_len - q_len, 0), kv_len, device=batch.page_table.device)
         page_size = batch.k_cache.shape[1]
         slots.append(batch.page_table[seq].long()[positions // page_size] * page_size + positions % page_size)
     lengths = [q_len for q_len, _ in batch.lengths]

@@ -70,7 +70,7 @@ class UniattnMetadataBuilder(AttentionMetadataBuilder):
         """
         common = common_attn_metadata
         return UniattnMetadata(
-            common.num_actual_tokens, max(common.max_query_len, self.least_max_query_len), common.max_seq_len,
+            common.num_actual_tokens, max(int(common.max_query_len), self.least_max_query_len), common.max_seq_len,
             common.query_start_loc, common.seq_lens, common.block_table_tensor, common.slot_mapping, common.causal,
             self.vllm_config.parallel_config,
         )  # fmt: skip
