@@ -41,7 +41,13 @@ def convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
-    AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # transformers holds what it read from a GGUF to be quantised, and does not write it; the weights are plain by now.
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    plain = type(read)(read.config)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
