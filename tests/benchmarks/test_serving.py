@@ -92,8 +92,9 @@ def test_measuring_on_an_engine_that_is_a_clock(script, monkeypatch):
     assert [(length, out) for _, length, out in engine.seen] == [(1000, 100)] * 5
     assert len({name for name, _, _ in engine.seen}) == 5
     assert point["num_requests"] == 5
-    assert 20 <= point["ttft_p50_ms"] < 60
-    assert 2 <= point["tpot_p50_ms"] < 4
+    # No upper bounds: a busy machine may take any time over a sleep.
+    assert 20 <= point["ttft_p50_ms"] <= point["ttft_p99_ms"] < point["e2e_mean_ms"] <= 1e3 * point["wall_s"]
+    assert 2 <= point["tpot_p50_ms"] <= point["tpot_p99_ms"]
     assert point["tokens_per_s"] == pytest.approx(5 * 1100 / point["wall_s"])
     assert point["e2e_mean_ms"] >= point["ttft_p50_ms"] + 99 * 2
     rated = asyncio.run(measure.point(engine, job, "random", 3.0))
