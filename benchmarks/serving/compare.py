@@ -133,7 +133,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in a.models:
             model = make_model(name, Path(folder))
-            done = {(d, (backend, mode)): engines.run(job(model, d, backend, mode, a.jit_error)) for d, backend, mode in runs}
+            done: dict[tuple[str, tuple[str, str | None]], dict[str, Any] | None] = {}
+            for dtype, backend, mode in runs:
+                done[dtype, (backend, mode)] = engines.run(job(model, dtype, backend, mode, a.jit_error))
+                print(f"{name} {dtype} {backend} {mode or ''}: done", file=sys.stderr, flush=True)
             for (dtype, (backend, mode)), result in done.items():
                 words = f"{name} {dtype} {backend}{' ' + mode if mode else ''}"
                 if result is None:
