@@ -160,7 +160,7 @@ def test_items_stay_within_the_bounds_of_the_spec():
         num_seqs = rng.randrange(1, 80)
         lens = [(1, rng.choice((10, 500, rng.randrange(1, 200000)))) for _ in range(num_seqs)]
         heads = rng.choice((1, 2, 8))
-        spec = make_spec(num_seqs, num_seqs, 4 * heads, heads, 128, 128, 2, 1, UNBOUNDED, UNBOUNDED, 1, target_of(torch.device("cpu")))
+        spec = make_spec(num_seqs, num_seqs, 4 * heads, heads, 128, 128, 2, 1, UNBOUNDED, UNBOUNDED, 1, 16, target_of(torch.device("cpu")))
         items = build(
             lens, group=4, num_kv_heads=heads, num_slots=spec.num_slots, item_overhead=spec.item_overhead, block_m=spec.block_m,
             block_n=spec.block_n, may_cut=spec.num_partials > 0,
