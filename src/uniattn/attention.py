@@ -199,14 +199,14 @@ def plan(
         causal=causal, window=window, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
     )  # fmt: skip
     validate_plan.num_splits(num_splits)
-    validate_plan.tiles(tiles)
+    kernels = choice.kernels(k_cache, v_cache, page_table)
+    validate_plan.tiles(tiles, kernels, q.shape[2], v_cache.shape[-1], q.element_size(), q.device)
     window_left, window_right = window_bounds(window)
     sizes = (
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
         causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q,
         0 if page_table is None else k_cache.shape[1],
     )  # fmt: skip
-    kernels = choice.kernels(k_cache, v_cache, page_table)
     if torch.compiler.is_compiling():
         forced = None if tiles is None else tuple([getattr(tiles, field.name) for field in fields(tiles)])
         spec = PlanSpec(*_traced_spec(*[index(size) for size in sizes], q.device, kernels, num_splits or 0, forced))

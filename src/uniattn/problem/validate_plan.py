@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from uniattn.errors import ArgumentError, UnsupportedError
+from uniattn.launch.target import target_of
 from uniattn.problem.layout import causal_code, window_bounds
 from uniattn.problem.tensors import describe
+from uniattn.schedule import hopper
 from uniattn.schedule.plan import MAX_CUT_TILES, Plan, PlanSpec
 from uniattn.schedule.tiles import Tiles, broken_rule
 
@@ -88,8 +90,8 @@ def can_be_cut(spec: PlanSpec) -> None:
         )
 
 
-def tiles(asked: object) -> None:
-    """Raise unless `asked` is None or tile sizes that the kernels can be compiled for."""
+def tiles(asked: object, kernels: tuple[str, ...], head_dim: int, v_head_dim: int, itemsize: int, device: torch.device) -> None:
+    """Raise unless `asked` is None or tile sizes that one of `kernels`, which can serve the call, can be compiled for."""
     if asked is None:
         return
     fix = "leave it out to have them chosen"
@@ -99,3 +101,10 @@ def tiles(asked: object) -> None:
     if broken is not None:
         name, limit = broken
         raise ArgumentError("tiles", f"{name}={getattr(asked, name)!r}", f"{name} {limit}", fix)
+    if asked.kernel not in kernels:
+        limit = f"kernel must be one that serves this call here: {', '.join(kernels)}"
+        raise ArgumentError("tiles", f"kernel={asked.kernel!r}", limit, fix)
+    if asked.kernel == "hopper":
+        fault = hopper.fault(asked, head_dim, v_head_dim, itemsize, True, target_of(device))
+        if fault is not None:
+            raise ArgumentError("tiles", repr(asked), fault, fix)
