@@ -185,10 +185,10 @@ def _words(feature: dict) -> str:
 
 def compile_chip(chip: str, small: bool) -> list[dict]:
     """Compile everything for one chip; one record a configuration."""
-    from resources import of
     from triton.backends.compiler import GPUTarget
 
     from uniattn.launch import direct
+    from uniattn.tuner.resources import of
 
     card = CHIPS[chip]
     target = GPUTarget(card.backend, card.arch, card.warp_size)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from uniattn.tuner import resources
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 SASS = """
@@ -32,21 +34,13 @@ AMD = """
 """
 
 
-@pytest.fixture
-def resources(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import resources
-
-    return resources
-
-
-def test_spills_count_where_matrices_are_multiplied(resources):
+def test_spills_count_where_matrices_are_multiplied():
     assert resources.spills_in_loops(SASS) == 2
     assert resources.spills_in_loops(AMD) == 1
     assert resources.spills_in_loops("") == 0
 
 
-def test_a_loop_of_many_multiply_adds_is_a_product(resources):
+def test_a_loop_of_many_multiply_adds_is_a_product():
     many, few = (".L_x_1:\n LDL R1, [R2] ;\n" + " FFMA R0, R1, R2, R3 ;\n" * n + " @P0 BRA `(.L_x_1) ;\n" for n in (64, 10))
     assert resources.spills_in_loops(many) == 1
     assert resources.spills_in_loops(few) == 0

@@ -38,14 +38,15 @@ class Choice:
 def choose(problem: Problem, target: Target, tables: Sequence[Usable], kernels: Sequence[str]) -> Choice:
     """The answer for `problem` by the first of `tables` that has an exact one, else one for its bucket, else by the heuristic.
 
-    `kernels` are those that can serve the batch, first the one that the chip rewards; a table may prefer another.
+    `kernels` are those that can serve the batch, first the one that the chip rewards. A table may prefer another that it measured
+    against that one; entries without that one say nothing here.
     """
     for level in LEVELS:
         key: Problem | Bucket = problem if level == "exact" else problem.bucket
         for table in tables:
-            for entry in table.answers.get(level, {}).get(key, ()):
-                if entry.tiles.kernel in kernels:
-                    return Choice(entry.tiles, level, entry, table)
+            able = [entry for entry in table.answers.get(level, {}).get(key, ()) if entry.tiles.kernel in kernels]
+            if any(entry.tiles.kernel == kernels[0] for entry in able):
+                return Choice(able[0].tiles, level, able[0], table)
     return Choice(default(problem, target, kernels), "heuristic")
 
 

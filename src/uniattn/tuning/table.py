@@ -6,7 +6,7 @@
                   "tiles": {"block_m": 16, "block_n": 32, ...}, "us": 81.2, "default_us": 87.1,
                   "measured_on": ["decode 32 x 2048"], "held_out": ["24q1s1229 ..."]}]}
 
-Where several kernels have an entry for one key, the first one that can serve a call answers.
+Where several kernels have an entry for one key, the first one that can serve a call answers; the order is the table's preference.
 
 A table is for a person to read and to edit: nothing in it is trusted. `usable` checks each configuration against the chip.
 """
