@@ -33,7 +33,7 @@ def planned(lens, device, *, padding=0, causal=True, window=None, num_splits=Non
     )  # fmt: skip
     if hopper:
         sizes = (num_tokens, len(lens), GROUP * NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 4)
-        spec = make_spec(*sizes, 1, UNBOUNDED, UNBOUNDED, num_tokens, target_of(torch.device("cpu")), 0, None, True)
+        spec = make_spec(*sizes, 1, UNBOUNDED, UNBOUNDED, num_tokens, 16, target_of(torch.device("cpu")), ("hopper",))
         plan = uniattn.Plan(spec, torch.empty(spec.buffer_ints, **ints))
         planning.build(plan, cache, cu_seqlens_q, seqlens_k, page_table, None, True)
     assert not plan.buffer[plan.spec.first_counter :].any()

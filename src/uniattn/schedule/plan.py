@@ -8,7 +8,7 @@ from torch import Tensor
 
 from uniattn.launch.target import Target
 from uniattn.problem.layout import UNBOUNDED
-from uniattn.schedule import tiles
+from uniattn.schedule import hopper, tiles
 from uniattn.schedule.tiles import Tiles, cdiv
 from uniattn.tuning.choose import choose, tables_of
 from uniattn.tuning.problem import problem

@@ -60,6 +60,7 @@ def broken_rule(t: Tiles) -> tuple[str, str] | None:
         "small_stages": (is_int(t.small_stages, 1 if small else 0), "must be an int, at least 1 where small_m is not 0"),
         "programs_per_sm": (is_int(t.programs_per_sm, 1), "must be an int, at least 1"),
         "item_overhead": (is_int(t.item_overhead, 0), "must be an int, at least 0"),
+        "kernel": (t.kernel in ("triton", "hopper"), "must be triton or hopper"),
     }
     return next(((name, limit) for name, (right, limit) in rules.items() if not right), None)
 

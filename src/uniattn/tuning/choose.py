@@ -97,5 +97,5 @@ def user_folder() -> Path:
 
 def card_of(name: str) -> str:
     """The name of a card's table: "NVIDIA H200" is h200, "AMD Instinct MI300X" mi300x."""
-    words = re.findall(r"[a-z0-9.]+", name.lower())
+    words = re.findall(r"[a-z0-9]+(?:\.[a-z0-9]+)*", name.lower())
     return "-".join(word for word in words if word not in ("nvidia", "amd", "instinct", "geforce")) or "card"

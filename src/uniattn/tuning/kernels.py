@@ -31,11 +31,15 @@ def source_hash(name: str) -> str:
 def code(text: str) -> str:
     """The tokens of a Python source that mean something, one a line."""
     kept: list[str] = []
-    before = tokenize.NEWLINE
+    before, in_docstring = tokenize.NEWLINE, False
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in _MEANINGLESS:
             continue
-        if token.type != tokenize.STRING or before not in _BEFORE_A_STATEMENT:
+        if token.type == tokenize.STRING and before in _BEFORE_A_STATEMENT:
+            in_docstring = True
+        elif in_docstring and token.type == tokenize.NEWLINE:
+            in_docstring = False
+        else:
             # Indents are told apart from dedents, but not by their width.
             kept.append(tokenize.tok_name[token.type] if token.type in _BEFORE_A_STATEMENT else token.string)
         before = token.type
