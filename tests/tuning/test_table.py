@@ -122,7 +122,7 @@ def kernel(a, b):
     ("change", "same"),
     [
         (("# Twice.", "# Once, or so."), True), (('"""Adds."""', '"""Adds two."""'), True), (('"""A kernel."""\n', ""), True),
-        (("a + b +", "(\n        a\n        + b\n    ) +"), False), (("    ", "  "), True), (("import triton\n", "import triton\n\n\n"), True),
+        (("    ", "  "), True), (("import triton\n", "import triton\n\n\n"), True), (("(a, b)", "(\n    a, b\n)"), True),
         (("a + b", "a - b"), False), (('"""{a}"""', '"""{b}"""'), False), (("(a, b)", "(a, b=1)"), False),
     ],
 )  # fmt: skip

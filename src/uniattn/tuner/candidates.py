@@ -58,8 +58,8 @@ def _portable(p: Problem, target: Target, first: Tiles) -> Iterator[Tiles]:
     for m in rows:
         for n in tokens:
             for w in warps:
-                # Four warps for 128 rows, or eight for 64 of a narrow head, only make the list longer.
-                if not wide and (m, w) in ((128, 4), (64, 8), (32, 8)):
+                # Four warps for 128 rows hold too much each, eight for few rows too little.
+                if (m, w) in ((128, 4), (32, 8)) or (not wide and (m, w) == (64, 8)):
                     continue
                 for buffers in (1, 2, 3):
                     stages = buffers + 1 if amd else 2 * buffers + 1

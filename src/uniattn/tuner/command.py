@@ -123,7 +123,7 @@ def account(settled: Sequence[Settled], num_groups: int, path: Path) -> str:
             now = configuration(one.entries[0]) if one.entries else "the default"
             held = "-" if one.held_out is None else f"{one.held_out:.3f}"
             lines.append(f"{named(one.key):44} {one.default_us:11.1f} {one.us:10.1f} {held:>9}  {now}")
-    faults = [fault for one in settled if one.default_us and one.note for fault in one.note.split("; ")]
+    faults = list(dict.fromkeys(fault for one in settled if one.default_us and one.note for fault in one.note.split("; ")))
     if faults:
         lines += ["", f"{len(faults)} configurations were wrong or failed, and are not taken, such as {faults[0][:200]}"]
     count = sum(bool(one.entries) for one in settled)

@@ -23,10 +23,10 @@ class Journal:
         self._known: dict[str, Any] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() and not fresh else []
         records = [record for record in map(_parsed, lines) if record is not None]
-        if records and records[0] == {"stamp": stamp}:
-            self._known = {record["question"]: record["result"] for record in records[1:]}
-        else:
-            path.write_text(json.dumps({"stamp": stamp}) + "\n", encoding="utf-8")
+        kept = records if records and records[0] == {"stamp": stamp} else [{"stamp": stamp}]
+        self._known = {record["question"]: record["result"] for record in kept[1:]}
+        # A line that was cut off as it was written goes: the next one would be appended to it.
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self._known)
@@ -50,7 +50,7 @@ def _digest(question: Any) -> str:
 
 
 def _parsed(line: str) -> Any:
-    """A line's record; None for one that was cut off as it was written."""
+    """A line's record; None for one that was cut off."""
     try:
         return json.loads(line)
     except json.JSONDecodeError:

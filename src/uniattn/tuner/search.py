@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from uniattn.bench.roofline import cost
 from uniattn.bench.workloads import Workload
@@ -28,7 +29,7 @@ MIN_GAIN = 0.02
 # Medians of one configuration, captured twice, differ by up to this much.
 NOISE = 0.01
 SCREEN_ROUNDS, ROUNDS, HELD_OUT_ROUNDS = 2, 3, 5
-# Configurations of each kernel, beside the default, that reach the second step, and the held-out batches.
+# Configurations of each kernel, beside the default, that reach the second step, and binaries of them the held-out batches.
 _FINALISTS, _JUDGED = 3, 2
 # Classes whose kernels are compiled before they are screened, and that wait screened for theirs.
 _AHEAD, _WAITING = 6, 4
@@ -43,7 +44,7 @@ class Settled:
         entries: for the table, the preferred kernel's first; none where the default stays.
         us, default_us: geometric means over the batches that it was found on, 0 where nothing could be timed.
         held_out: largest ratio to the default on a held-out batch, None where nothing got that far.
-        note: what a reader should know, such as configurations that failed.
+        note: configurations that were wrong or failed, or why there is nothing to tell.
     """
 
     key: Problem | Bucket
@@ -108,7 +109,7 @@ def _screen(group: Group, target: Target, meter: Meter) -> _Screened:
         screened.finalists[kernel] = [tiles[0]]
         tried += dict.fromkeys([tiles[0], *(t for t in counted if not isinstance(t, str))])
     times = dict(zip(tried, meter.times(w, tried, SCREEN_ROUNDS), strict=True))
-    screened.faults += [f"{_words(t)}: {us}" for t, us in times.items() if isinstance(us, str)]
+    screened.faults += _faults(times)
     for kernel, kept in screened.finalists.items():
         timed = sorted((us, number, t) for number, (t, us) in enumerate(times.items()) if t.kernel == kernel and not isinstance(us, str))
         kept += [t for _, _, t in timed if t not in kept][:_FINALISTS]
@@ -128,10 +129,10 @@ def _settle(screened: _Screened, target: Target, meter: Meter, step: Callable[[s
     for w in group.members:
         step(f"timing {w.name}")
         times[w] = dict(zip(tiles, meter.times(w, tiles, ROUNDS), strict=True))
+        screened.faults += _faults(times[w])
     defaults = {kernel: kept[0] for kernel, kept in screened.finalists.items()}
-    judge = _Judge(defaults[screened.kernels[0]], screened.finalists, meter, step)
-    note = "; ".join(dict.fromkeys(screened.faults))
-    whole, picks, order = judge.decide("bucket", group.bucket, times, group.held_out, defaults, screened.kernels, note)
+    judge = _Judge(screened, meter, step)
+    whole, picks, order = judge.decide("bucket", group.bucket, times, group.held_out, defaults, screened.kernels)
     settled = [whole]
     problems = {problem_of(w): [m for m in group.members if problem_of(m) == problem_of(w)] for w in group.members}
     for problem, members in problems.items():
@@ -146,13 +147,15 @@ def _settle(screened: _Screened, target: Target, meter: Meter, step: Callable[[s
 class _Judge:
     """Decides for one key after another of a group.
 
-    Args:
-        default: what would be called without a table.
-        finalists: by kernel, what may be taken.
+    The default is what would be called without a table; what may be taken are the finalists.
     """
 
-    def __init__(self, default: Tiles, finalists: dict[str, list[Tiles]], meter: Meter, step: Callable[[str], None]):
-        self._default, self._finalists, self._meter, self._step = default, finalists, meter, step
+    def __init__(self, screened: _Screened, meter: Meter, step: Callable[[str], None]):
+        self._default, self._finalists = screened.finalists[screened.kernels[0]][0], screened.finalists
+        self._faults, self._meter, self._step = screened.faults, meter, step
+
+    def _note(self) -> str:
+        return "; ".join(dict.fromkeys(self._faults))
 
     def decide(
         self,
@@ -162,7 +165,6 @@ class _Judge:
         held_out: Sequence[Workload],
         base: dict[str, Tiles],
         order: Sequence[str],
-        note: str = "",
     ) -> tuple[Settled, dict[str, Tiles], tuple[str, ...]]:
         """The outcome, by kernel what is now taken, and the kernels in their order now.
 
@@ -175,17 +177,18 @@ class _Judge:
         before = tuple(kernel for kernel in order if not any(isinstance(one[base[kernel]], str) for one in found_on))
         first = base[before[0]]
         default_us = _mean([_number(one[default]) for one in found_on])
-        better = {kernel: self._better(found_on, kernel, base[kernel])[:_JUDGED] for kernel in before}
+        better = {kernel: self._better(found_on, kernel, base[kernel]) for kernel in before}
         # Another kernel than the first may win with what it has.
         rivals = [kernel for kernel in before[1:] if _ratio(found_on, (better[kernel] or [base[kernel]])[0], first) <= 1 - MIN_GAIN]
         if not rivals and not any(better.values()):
             us = _mean([_number(one[first]) for one in found_on])
-            return Settled(key, (), us, default_us, None, note), base, tuple(order)
+            return Settled(key, (), us, default_us, None, self._note()), base, tuple(order)
         judged = list(dict.fromkeys([default, *(base[k] for k in before), *(t for ts in better.values() for t in ts)]))
         held = []
         for w in held_out:
             self._step(f"held out: {w.name}")
             held.append(dict(zip(judged, self._meter.times(w, judged, HELD_OUT_ROUNDS), strict=True)))
+            self._faults += _faults(held[-1])
         picks = dict(base)
         for kernel in before:
             against = (base[kernel], default) if kernel == before[0] else (base[kernel],)
@@ -200,17 +203,21 @@ class _Judge:
         both = [(one[best], one[default]) for one in held]
         worst = max((a / max(b, 0.01) for a, b in both if not isinstance(a, str) and not isinstance(b, str)), default=None)
         if picks == base and after == before:
-            return Settled(key, (), us, default_us, worst, note), base, tuple(order)
+            return Settled(key, (), us, default_us, worst, self._note()), base, tuple(order)
         names = (tuple(w.name for w in times), tuple(w.name for w in held_out))
         own_us = {kernel: _mean([_number(one[picks[kernel]]) for one in found_on]) for kernel in after}
         entries = tuple(Entry(level, key, picks[kernel], round(own_us[kernel], 2), round(default_us, 2), *names) for kernel in after)
-        return Settled(key, entries, us, default_us, worst, note), picks, after
+        return Settled(key, entries, us, default_us, worst, self._note()), picks, after
 
     def _better(self, found_on: Sequence[dict[Tiles, float | str]], kernel: str, base: Tiles) -> list[Tiles]:
-        """What beats `base` on average and is slower on no batch, the best first."""
+        """What beats `base` on average and is slower on no batch, the best first: a few binaries, each with its best cuts."""
         timed = [t for t in self._finalists[kernel] if not any(isinstance(one[t], str) for one in found_on)]
         faster = [t for t in timed if _ratio(found_on, t, base) <= 1 - MIN_GAIN and _never_slower(found_on, t, base)]
-        return sorted(faster, key=lambda t: _ratio(found_on, t, base))
+        faster.sort(key=lambda t: _ratio(found_on, t, base))
+        of_binary: dict[Any, Tiles] = {}
+        for t in faster:
+            of_binary.setdefault(t.compiled_in, t)
+        return list(of_binary.values())[:_JUDGED]
 
 
 def _never_slower(times: Sequence[dict[Tiles, float | str]], t: Tiles, *others: Tiles) -> bool:
@@ -234,6 +241,10 @@ def _number(us: float | str) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _faults(times: dict[Tiles, float | str]) -> list[str]:
+    return [f"{_words(t)}: {us}" for t, us in times.items() if isinstance(us, str)]
 
 
 def _words(t: Tiles) -> str:
