@@ -122,7 +122,7 @@ def table_problems(chip: str, tables: Path):
             key = entry.key
             pages = page_class(key.page_size) if isinstance(key, Problem) else key.pages
             feature = dict(has_window=key.windowed, **(CONTIGUOUS if pages == "contiguous" else {}))
-            problem = ("float32" if key.itemsize == 4 else "bfloat16", key.head_dim, key.v_head_dim, entry.config)
+            problem = ("float32" if key.itemsize == 4 else "bfloat16", key.head_dim, key.v_head_dim, entry.tiles)
             found[problem, _words(feature)] = (*problem, [feature, {**feature, "has_lse": True}])
     return list(found.values())
 
