@@ -132,10 +132,13 @@ def test_every_answer_of_a_layer_is_named_for_warm_up(folder):
     others = [entry(DECODE.bucket._replace(**change), OTHER) for change in (dict(head_dim=64), dict(windowed=True), dict(pages="short"))]
     answers = (entry(DECODE, EXACT), entry(DECODE.bucket, HOPPER_64), entry(DECODE.bucket, BUCKET))
     save(table(*answers, *others), folder / "h200.json")
-    without = heuristic.every(128, 128, 2, H200)
-    assert tuning.every(128, 128, 2, 16, False, H200) == [*without, EXACT, BUCKET]
-    assert tuning.every(128, 128, 2, 0, False, H200) == heuristic.every(128, 128, 2, H200, paged=False)
-    assert tuning.every(128, 128, 2, 16, True, H200) == [*without, OTHER]
+    without, portable = heuristic.every(128, 128, 2, H200), ("triton",)
+    assert tuning.every(128, 128, 2, 16, False, H200, portable) == [*without, EXACT, BUCKET]
+    assert tuning.every(128, 128, 2, 0, False, H200, portable) == heuristic.every(128, 128, 2, H200, paged=False)
+    assert tuning.every(128, 128, 2, 16, True, H200, portable) == [*without, OTHER]
+    # The exact entry was not measured against the Hopper kernel.
+    assert tuning.every(128, 128, 2, 16, False, H200, BOTH) == [HOPPER, HOPPER_64]
+    assert tuning.every(128, 128, 2, 16, True, H200, BOTH) == [HOPPER]
 
 
 @pytest.mark.parametrize(

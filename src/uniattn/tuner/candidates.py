@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from uniattn.bench.workloads import Workload
-from uniattn.launch import backend
+from uniattn.launch import choice
 from uniattn.launch.target import Target
 from uniattn.schedule import hopper
 from uniattn.schedule.tiles import Tiles, dim_parts, next_power_of_2
@@ -21,11 +23,8 @@ _OVERHEADS = (32, 128, 512)
 
 def kernels_for(w: Workload, target: Target) -> tuple[str, ...]:
     """The kernels that can serve `w`, whose caches are laid out plainly, first the one that the chip rewards."""
-    if backend.asked() == "triton" or not hopper.serves_pages(w.page_size):
-        return ("triton",)
-    t = hopper.choose(w.head_dim, w.head_dim)
-    itemsize = 4 if w.dtype == "float32" else 2
-    return ("triton",) if hopper.fault(t, w.head_dim, w.head_dim, itemsize, True, target) else ("hopper", "triton")
+    cache = torch.empty(1, w.page_size, w.num_kv_heads, w.head_dim, dtype=getattr(torch, w.dtype), device="meta")
+    return choice.in_order(choice.may_use_hopper(target) and hopper.readable(cache, cache))
 
 
 def candidates(p: Problem, target: Target, kernels: Sequence[str]) -> dict[str, list[Tiles]]:

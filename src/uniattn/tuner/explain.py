@@ -129,7 +129,7 @@ def _plan(w: Workload, t: Tiles, card: Target) -> str:
     items = build(
         list(w.lengths), group=w.num_q_heads // w.num_kv_heads, num_kv_heads=w.num_kv_heads, num_slots=spec.num_slots,
         item_overhead=spec.item_overhead, block_m=spec.block_m, block_n=spec.block_n, small_m=spec.small_m, small_n=spec.small_n,
-        may_cut=spec.num_partials > 0, window=window_bounds(w.window),
+        may_cut=spec.num_partials > 0, window=window_bounds(w.window), persistent=bool(spec.is_hopper),
     )  # fmt: skip
     pieces = [item for item in items if item.num_splits > 1]
     tiles = {(item.seq, item.first_row) for item in pieces}

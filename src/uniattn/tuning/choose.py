@@ -44,10 +44,16 @@ def choose(problem: Problem, target: Target, tables: Sequence[Usable], kernels: 
     for level in LEVELS:
         key: Problem | Bucket = problem if level == "exact" else problem.bucket
         for table in tables:
-            able = [entry for entry in table.answers.get(level, {}).get(key, ()) if entry.tiles.kernel in kernels]
-            if any(entry.tiles.kernel == kernels[0] for entry in able):
-                return Choice(able[0].tiles, level, able[0], table)
+            entry = _preferred(table.answers.get(level, {}).get(key, ()), kernels)
+            if entry is not None:
+                return Choice(entry.tiles, level, entry, table)
     return Choice(default(problem, target, kernels), "heuristic")
+
+
+def _preferred(entries: Sequence[Entry], kernels: Sequence[str]) -> Entry | None:
+    """The entry of one key that answers where `kernels` can serve."""
+    able = [entry for entry in entries if entry.tiles.kernel in kernels]
+    return able[0] if any(entry.tiles.kernel == kernels[0] for entry in able) else None
 
 
 def default(problem: Problem, target: Target, kernels: Sequence[str]) -> Tiles:
@@ -58,17 +64,22 @@ def default(problem: Problem, target: Target, kernels: Sequence[str]) -> Tiles:
     return heuristic.choose(p.rows, p.head_dim, p.v_head_dim, p.itemsize, target, p.page_size > 0)
 
 
-def every(head_dim: int, v_head_dim: int, itemsize: int, page_size: int, windowed: bool, target: Target) -> list[Tiles]:
-    """All of the portable kernel's tiles that a layer of these facts can be answered with, whatever its batches and head counts;
-    `page_size` 0: contiguous."""
-    found = heuristic.every(head_dim, v_head_dim, itemsize, target, page_size > 0)
+def every(
+    head_dim: int, v_head_dim: int, itemsize: int, page_size: int, windowed: bool, target: Target, kernels: Sequence[str]
+) -> list[Tiles]:
+    """All that `choose` can answer for a layer of these facts, whatever its batches and head counts; `page_size` 0: contiguous."""
+    if kernels[0] == "hopper":
+        found = [hopper.choose(head_dim, v_head_dim)]
+    else:
+        found = heuristic.every(head_dim, v_head_dim, itemsize, target, page_size > 0)
     for table in tables_of(target):
         for by_key in table.answers.values():
             for key, entries in by_key.items():
                 pages = key.pages if isinstance(key, Bucket) else page_class(key.page_size)
                 same = (key.head_dim, key.v_head_dim, key.itemsize, key.windowed) == (head_dim, v_head_dim, itemsize, windowed)
-                if same and pages == page_class(page_size):
-                    found += [entry.tiles for entry in entries if entry.tiles.kernel == "triton"]
+                entry = _preferred(entries, kernels) if same and pages == page_class(page_size) else None
+                if entry is not None:
+                    found.append(entry.tiles)
     return list(dict.fromkeys(found))
 
 
