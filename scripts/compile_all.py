@@ -55,7 +55,8 @@ def configurations(chip: str, small: bool = False, tables: Path = SHIPPED):
     def dtype(name):
         return getattr(torch, name)
 
-    problems = [*heuristic_problems(chip, small), *([] if small else table_problems(chip, tables))]
+    answered = [] if small else table_problems(chip, tables)
+    problems = [*heuristic_problems(chip, small), *(p for p in answered if p[3].kernel == "triton")]
     for name, head_dim, v_head_dim, t, features in problems:
         for added in features:
             facts = dict(
@@ -80,7 +81,7 @@ def configurations(chip: str, small: bool = False, tables: Path = SHIPPED):
                 key = plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, *tile, may_cut, chunk)
                 yield "plan", f"chunks of {chunk}", f"{tile}", "may cut" if may_cut else "", plan.KERNELS, key, None
     if chip == "sm_90":
-        yield from hopper_configurations(small)
+        yield from hopper_configurations(small, [p for p in answered if p[3].kernel == "hopper"])
     for name, dim in [("bfloat16", 128)] if small else itertools.product(DTYPES, (64, 80, 128, 512)):
         key = merge.Key(0, torch.float32, dtype(name), True, True, dim)
         yield "merge", f"{name} {dim}", "", "", merge.KERNELS, key, None
@@ -156,27 +157,27 @@ HOPPER_FEATURES = [
 HOPPER_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 
 
-def hopper_configurations(small: bool):
-    """As `configurations`, of the Hopper kernel and of the plan's builder for it."""
+def hopper_configurations(small: bool, answered: list[tuple]):
+    """As `configurations`, of the Hopper kernel and of the plan's builder for it; `answered` is what tables answer with it."""
     import torch
 
     from uniattn.launch import hopper, plan
     from uniattn.schedule.hopper import choose
 
-    for dims in [(128, 128)] if small else HOPPER_DIMS:
-        t = choose(*dims)
-        for feature in HOPPER_FEATURES[: 1 if small else None]:
+    problems = [("bfloat16", *dims, choose(*dims), HOPPER_FEATURES[: 1 if small else None]) for dims in HOPPER_DIMS]
+    for name, head_dim, v_head_dim, t, features in [p for p in problems if not small or p[1] == 128] + answered:
+        for feature in features:
             facts = dict(
-                device=0, dtype="bfloat16", page_table="int32", causal_per_seq=None, sinks=None, has_lse=False, has_partials=True,
-                causal=True, has_window=False, has_softcap=False, head_dim=dims[0], v_head_dim=dims[1], group=4, page_size=16,
+                device=0, dtype=name, page_table="int32", causal_per_seq=None, sinks=None, has_lse=False, has_partials=True,
+                causal=True, has_window=False, has_softcap=False, head_dim=head_dim, v_head_dim=v_head_dim, group=4, page_size=16,
                 block_n=t.block_n, kv_stages=t.num_stages,
             )  # fmt: skip
-            key = {k: getattr(torch, v) if isinstance(v, str) else v for k, v in (facts | feature).items()}
-            yield "hopper", "bfloat16 {}/{}".format(*dims), f"{t.block_m}x{t.block_n}", _words(feature), hopper.KERNELS, hopper.Key(**key), None
+            key = hopper.Key(**{k: getattr(torch, v) if isinstance(v, str) else v for k, v in (facts | feature).items()})
+            yield "hopper", f"{name} {head_dim}/{v_head_dim}", _tile(t), _words(feature), hopper.KERNELS, key, None
     tokens = plan.l2_tokens(True, 128, 128, 2)
-    key = plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, t.block_m, t.block_n, t.small_m, t.small_n, False, True, tokens,
-                   True, 256)  # fmt: skip
-    yield "plan", "chunks of 256", "hopper", "may cut", plan.KERNELS, key, None
+    for t in dict.fromkeys((t.block_m, t.block_n, t.small_m, t.small_n) for _, _, _, t, _ in [*problems[:1], *answered]):
+        key = plan.Key(0, torch.int32, torch.int32, None, None, True, 4, True, *t, False, True, tokens, True, 256)
+        yield "plan", "chunks of 256", f"hopper {t}", "may cut", plan.KERNELS, key, None
 
 
 def _words(feature: dict) -> str:

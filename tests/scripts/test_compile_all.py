@@ -65,7 +65,8 @@ def test_all_that_a_table_answers_is_compiled(script, tmp_path):
     """A table of an H200: a windowed answer, one for contiguous K/V, the same one twice. Another card's table is another chip's."""
     bucket = problem(32, 32, 1, 32, 8, 128, 128, 2, 16, False).bucket
     tiles = Tiles(16, 64, 3, 4, bulk=False), hopper.choose(128, 128)
-    keys = [bucket._replace(windowed=True), bucket, bucket._replace(rows=64), bucket._replace(pages="contiguous", head_dim=64, v_head_dim=64)]
+    contiguous = bucket._replace(pages="contiguous", head_dim=64, v_head_dim=64)
+    keys = [bucket._replace(windowed=True), bucket, bucket._replace(rows=64), contiguous]
     entries = [Entry("bucket", key, tiles[0], 1.0, 2.0) for key in keys] + [Entry("bucket", bucket, tiles[1], 1.0, 2.0)]
     save(Table(facts(CARDS["h200"]), "3.6.0", {}, entries=entries), tmp_path / "h200.json")
     found = [(name, *dims, t, features) for name, *dims, t, features in script.table_problems("sm_90", tmp_path)]
@@ -79,8 +80,14 @@ def test_all_that_a_table_answers_is_compiled(script, tmp_path):
     assert script.uncovered(tmp_path) == []
     save(Table(facts(replace(CARDS["l40s"], arch=89)), "3.6.0", {}), tmp_path / "l40s.json")
     assert [(r["problem"], r["fault"]) for r in script.uncovered(tmp_path)] == [("l40s.json", "no chip here is the table's")]
-    listed = [(kernel, key.tiles) for kernel, *_, key, _ in script.configurations("sm_90", tables=tmp_path) if kernel == "attend"]
-    assert ("attend", tiles[0].compiled_in) in listed
+    fewer = [replace(e, tiles=replace(e.tiles, num_stages=3)) for e in entries]
+    save(Table(facts(CARDS["h200"]), "3.6.0", {}, entries=fewer), tmp_path / "h200.json")
+    listed = {"attend": [], "hopper": []}
+    for kernel, *_, key, _ in script.configurations("sm_90", tables=tmp_path):
+        listed.setdefault(kernel, []).append(key)
+    assert tiles[0].compiled_in in [key.tiles for key in listed["attend"]]
+    assert 3 in [key.kv_stages for key in listed["hopper"]]
+    assert 3 not in [key.tiles[2] for key in listed["attend"] if key.tiles[0] == 128]
 
 
 def test_a_table_with_a_wrong_entry_stops_it(script, tmp_path):

@@ -1,10 +1,14 @@
 """What was measured is kept, and nothing else is taken for it."""
 
+from dataclasses import replace
+
+import pytest
 from tuner_tools import DECODES, FakeMeter
 
+from uniattn.errors import UnsupportedError
 from uniattn.schedule.tiles import Tiles
 from uniattn.tuner.journal import Journal
-from uniattn.tuner.measure import Remembered
+from uniattn.tuner.measure import ContextLost, Remembered
 
 STAMP = {"card": {"name": "NVIDIA H200"}, "triton": "3.6.0"}
 TILES = [Tiles(16, n, 3, 4) for n in (16, 32)]
@@ -67,3 +71,22 @@ def test_a_meter_is_asked_only_what_is_not_known(tmp_path):
     remembered.times(DECODES[0], TILES[:1], 3)
     remembered.times(DECODES[1], TILES, 3)
     assert len(second.asked) == 3
+
+
+def test_what_loses_the_gpu_is_not_tried_again(tmp_path):
+    class Loses(FakeMeter):
+        def times(self, w, tiles, rounds):
+            if TILES[1] in tiles:
+                raise ContextLost(TILES[1], "RuntimeError: an illegal memory access was encountered")
+            return super().times(w, tiles, rounds)
+
+    meter = Loses(lambda w, t: 2.5)
+    remembered = Remembered(meter, Journal(tmp_path / "j", STAMP))
+    with pytest.raises(UnsupportedError, match=r"GPU: got RuntimeError: an illegal memory .* run it again: it goes on without"):
+        remembered.times(DECODES[0], TILES, 3)
+    again = Remembered(meter, Journal(tmp_path / "j", STAMP))
+    # Neither on this batch nor on another of its shape; on another shape it is tried.
+    for w in (DECODES[0], DECODES[1]):
+        assert again.times(w, TILES, 3) == [2.5, "it made the process lose the GPU"]
+    with pytest.raises(UnsupportedError):
+        again.times(replace(DECODES[0], head_dim=64), TILES, 3)

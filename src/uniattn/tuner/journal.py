@@ -23,7 +23,7 @@ class Journal:
         self._known: dict[str, Any] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() and not fresh else []
         records = [record for record in map(_parsed, lines) if record is not None]
-        kept = records if records and records[0] == {"stamp": stamp} else [{"stamp": stamp}]
+        kept: list[Any] = records if records and records[0] == {"stamp": stamp} else [{"stamp": stamp}]
         self._known = {record["question"]: record["result"] for record in kept[1:]}
         # A line that was cut off as it was written goes: the next one would be appended to it.
         path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+import torch
+
 from uniattn.bench.workloads import Workload
+from uniattn.errors import UnsupportedError
 from uniattn.launch.target import Target
 from uniattn.schedule.tiles import Tiles
 from uniattn.tuner.compiling import Compiler
@@ -31,8 +34,19 @@ class Meter(Protocol):
         """Microseconds of `w` with each, medians of `rounds` alternating rounds; none where an output is wrong or a call fails."""
 
 
+class ContextLost(Exception):
+    """A configuration broke the process's hold of the GPU: nothing can be measured here any more."""
+
+    def __init__(self, tiles: Tiles, reason: str):
+        super().__init__(reason)
+        self.tiles = tiles
+
+
 class Remembered:
-    """A meter that asks another one only what its journal does not know."""
+    """A meter that asks another one only what its journal does not know.
+
+    A configuration that loses the context is remembered too, and not tried again.
+    """
 
     def __init__(self, meter: Meter, journal: Journal):
         self._meter, self._journal = meter, journal
@@ -48,7 +62,23 @@ class Remembered:
         return [t if isinstance(t, str) else Tiles(**t) for t in self._journal.recall(answer, *_question("counted", w, tiles))]
 
     def times(self, w: Workload, tiles: Sequence[Tiles], rounds: int) -> list[float | str]:
-        return self._journal.recall(lambda: self._meter.times(w, tiles, rounds), *_question("times", w, tiles), rounds)
+        return self._journal.recall(lambda: self._measured(w, tiles, rounds), *_question("times", w, tiles), rounds)
+
+    def _measured(self, w: Workload, tiles: Sequence[Tiles], rounds: int) -> list[float | str]:
+        shape = {name: value for name, value in asdict(w).items() if name not in ("name", "group", "lengths", "x")}
+        lost = [t for t in tiles if self._journal.knows("lost", shape, asdict(t))]
+        try:
+            times = iter(self._meter.times(w, [t for t in tiles if t not in lost], rounds))
+        except ContextLost as error:
+            fault = str(error)
+            self._journal.recall(lambda: fault, "lost", shape, asdict(error.tiles))
+            raise UnsupportedError(
+                "GPU",
+                f"{fault} with {error.tiles}",
+                "nothing more can be measured in this process",
+                "run it again: it goes on without this configuration",
+            ) from error
+        return ["it made the process lose the GPU" if t in lost else next(times) for t in tiles]
 
 
 def current_gpu(target: Target, compiler: Compiler) -> Gpu:
@@ -130,9 +160,19 @@ class Gpu:
                 results.append("" if failure is None else f"wrong: {failure}")
             except Exception as error:  # a configuration that fails is one that is not taken
                 results.append(f"failed: {reason(error)}")
+                self._check_context(t, reason(error))
         for key, rounds_us in self._timer.rounds(captured, rounds).items():
             results[int(key)] = statistics.median(rounds_us)
         return results
+
+    def _check_context(self, t: Tiles, fault: str) -> None:
+        """Raise `ContextLost` where what `t` did has taken the GPU away, as an access out of bounds does."""
+        if self._device == "cpu":
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise ContextLost(t, fault) from error
 
     def _built(self, w: Workload) -> Any:
         """The batch and its checker, kept for the next question."""
