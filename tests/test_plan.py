@@ -33,7 +33,7 @@ def planned(lens, device, *, padding=0, causal=True, window=None, num_splits=Non
     )  # fmt: skip
     if hopper:
         sizes = (num_tokens, len(lens), GROUP * NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 4)
-        spec = make_spec(*sizes, 1, UNBOUNDED, UNBOUNDED, num_tokens, target_of(torch.device("cpu")), 0, None, True)
+        spec = make_spec(*sizes, 1, UNBOUNDED, UNBOUNDED, num_tokens, 16, target_of(torch.device("cpu")), ("hopper",))
         plan = uniattn.Plan(spec, torch.empty(spec.buffer_ints, **ints))
         planning.build(plan, cache, cu_seqlens_q, seqlens_k, page_table, None, True)
     assert not plan.buffer[plan.spec.first_counter :].any()
@@ -160,7 +160,7 @@ def test_items_stay_within_the_bounds_of_the_spec():
         num_seqs = rng.randrange(1, 80)
         lens = [(1, rng.choice((10, 500, rng.randrange(1, 200000)))) for _ in range(num_seqs)]
         heads = rng.choice((1, 2, 8))
-        spec = make_spec(num_seqs, num_seqs, 4 * heads, heads, 128, 128, 2, 1, UNBOUNDED, UNBOUNDED, 1, target_of(torch.device("cpu")))
+        spec = make_spec(num_seqs, num_seqs, 4 * heads, heads, 128, 128, 2, 1, UNBOUNDED, UNBOUNDED, 1, 16, target_of(torch.device("cpu")))
         items = build(
             lens, group=4, num_kv_heads=heads, num_slots=spec.num_slots, item_overhead=spec.item_overhead, block_m=spec.block_m,
             block_n=spec.block_n, may_cut=spec.num_partials > 0,

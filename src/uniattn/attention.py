@@ -1,6 +1,9 @@
 """The front door: `attention`, `plan`, `merge_states`, `write_kv`. Validate, then launch."""
 
 from collections.abc import Sequence
+from dataclasses import fields
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from uniattn.launch import choice
 from uniattn.launch.target import target_of
 from uniattn.problem import check_values, validate, validate_kv, validate_plan
 from uniattn.problem.layout import causal_code, window_bounds
-from uniattn.schedule.plan import Plan, make_spec
+from uniattn.schedule.plan import Plan, PlanSpec, make_spec
 from uniattn.schedule.tiles import Tiles
 
 
@@ -196,15 +199,19 @@ def plan(
         causal=causal, window=window, softcap=0.0, sinks=None, alibi_slopes=None, out=None, return_lse=False, deterministic=False,
     )  # fmt: skip
     validate_plan.num_splits(num_splits)
-    validate_plan.tiles(tiles)
+    kernels = choice.kernels(k_cache, v_cache, page_table)
+    validate_plan.tiles(tiles, kernels, q.shape[2], v_cache.shape[-1], q.element_size(), q.device)
     window_left, window_right = window_bounds(window)
-    # The compiler traces through the cache anyway, and warns of it.
-    make = make_spec.__wrapped__ if torch.compiler.is_compiling() else make_spec
-    spec = make(
+    sizes = (
         q.shape[0], cu_seqlens_q.shape[0] - 1, q.shape[1], k_cache.shape[-2], q.shape[2], v_cache.shape[-1], q.element_size(),
-        causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q, target_of(q.device),
-        num_splits or 0, tiles, choice.wants_hopper(k_cache, v_cache, page_table),
+        causal_code(causal), window_left, window_right, q.shape[0] if max_seqlen_q is None else max_seqlen_q,
+        0 if page_table is None else k_cache.shape[1],
     )  # fmt: skip
+    if torch.compiler.is_compiling():
+        forced = None if tiles is None else tuple([getattr(tiles, field.name) for field in fields(tiles)])
+        spec = PlanSpec(*_traced_spec(*[index(size) for size in sizes], q.device, kernels, num_splits or 0, forced))
+    else:
+        spec = make_spec(*sizes, target_of(q.device), kernels, num_splits or 0, tiles)
     validate_plan.can_be_cut(spec)
     if out is None:
         out = Plan(spec, cu_seqlens_q.new_empty(spec.buffer_ints))
@@ -212,6 +219,16 @@ def plan(
         validate_plan.to_rebuild(out, spec, cu_seqlens_q.device)
     planning.build(out, k_cache, cu_seqlens_q, seqlens_k, page_table, cu_seqlens_k, causal)
     return out
+
+
+@torch.compiler.assume_constant_result
+def _traced_spec(*sizes_and_choices: Any) -> tuple[int, ...]:
+    """`make_spec` as a constant of a traced call: what it chooses may come from a file, which a compiler cannot trace.
+
+    It takes and returns plain values, since compilers before torch 2.12 turn no dataclass into a constant.
+    """
+    *sizes, device, kernels, num_splits, tiles = sizes_and_choices
+    return tuple(make_spec(*sizes, target_of(device), kernels, num_splits, None if tiles is None else Tiles(*tiles)).as_ints())
 
 
 def merge_states(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The command line: `uniattn demo`, `uniattn bench`."""
+"""The command line: `uniattn demo`, `uniattn bench`, `uniattn tune`, `uniattn explain`."""
 
 import argparse
 import sys
@@ -17,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_bench(commands)
+    _add_tune(commands)
+    _add_explain(commands)
     options = parser.parse_args(argv)
     try:
         return options.run(options)
@@ -81,13 +83,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     what.add_argument("--sweep", action="store_true", help="batch 1-64, query length 1-16, context 512-128k, to find cliffs")
     what.add_argument("--load", type=Path, metavar="FILE.json", help="run nothing: show a saved run; needs no GPU")
     what.add_argument("--list", action="store_true", help="print the named batches with their floors and stop; needs no GPU")
-    shape = parser.add_argument_group("shape of --batch, --trace and --sweep")
-    shape.add_argument("--heads", default="32/8", metavar="Q/KV", help="query and KV heads (default: 32/8)")
-    shape.add_argument("--head-dim", type=_positive, default=128, metavar="N", help="(default: 128)")
-    shape.add_argument("--page-size", type=_positive, default=16, metavar="N", help="KV tokens a page (default: 16)")
-    shape.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="(default: bfloat16)")
-    shape.add_argument("--window", type=_positive, metavar="N", help="tokens that a query sees, its own one included")
-    shape.add_argument("--softcap", type=float, default=0.0, metavar="X", help="(default: off)")
+    _add_shape(parser, "shape of --batch, --trace and --sweep")
     trace = parser.add_argument_group("--trace")
     trace.add_argument("--steps", type=_positive, default=8, metavar="N", help="representative steps to time (default: 8)")
     trace.add_argument("--requests", type=_positive, default=200, metavar="N", help="requests to serve (default: the first 200)")
@@ -110,6 +106,83 @@ def _run_bench(options: argparse.Namespace) -> int:
     from uniattn.bench.command import run
 
     return 0 if run(options) else CHECK_FAILED
+
+
+def _add_tune(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="find the fastest configurations for this GPU",
+        description="Times configurations of uniattn's kernels on this GPU, by the bench's batches, check and timing, and writes those "
+        "that beat what is chosen without a table, and lose on no held-out batch, into a table that uniattn reads from then on. A few "
+        "minutes for a shape; what is measured is kept, so that an interrupted run goes on where it stopped. The table goes to "
+        "UNIATTN_TUNING_DIR, by default ~/.cache/uniattn/tuning.",
+    )
+    what = parser.add_argument_group("what to tune for (default: a grid of decodes, drafts, prefills and mixes of the shape)")
+    _add_batches(what)
+    _add_shape(parser, "shape of the grid and of --batch; --heads and --head-dim take several with commas", several=True)
+    how = parser.add_argument_group("how")
+    how.add_argument("--minutes", type=float, metavar="N", help="begin nothing new after so many minutes (default: until it is done)")
+    how.add_argument("--fresh", action="store_true", help="forget what earlier runs measured")
+    how.add_argument("--table", type=Path, metavar="FILE.json", help="write this table in place of the user's")
+    parser.set_defaults(run=_run_tune)
+
+
+def _run_tune(options: argparse.Namespace) -> int:
+    from uniattn.tuner.command import run
+
+    return 0 if run(options) else CHECK_FAILED
+
+
+def _add_explain(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="tell which configuration a batch gets, and why",
+        description="Tells for each batch which kernel and tiles it gets, who says so (a table's exact answer, a table's answer for its "
+        "class, or the heuristic from the chip's facts), and what becomes of it: programs an SM, shared memory, items and pieces of the "
+        "plan. Needs no GPU where --card names one.",
+    )
+    _add_batches(parser.add_argument_group("which batches (default: the table of named batches)"))
+    _add_shape(parser, "shape of --batch")
+    parser.add_argument("--card", metavar="NAME", help="a100, h100, h200, b200, l40s, rtx-4090, mi300x, mi355x (default: this machine's)")
+    parser.set_defaults(run=_run_explain)
+
+
+def _run_explain(options: argparse.Namespace) -> int:
+    from uniattn.tuner.explain import run
+
+    return 0 if run(options) else CHECK_FAILED
+
+
+def _add_batches(group: argparse._ArgumentGroup) -> None:
+    """The options of named batches and of batches in vLLM's grammar."""
+    group.add_argument(
+        "--only", action="append", default=[], metavar="NAMES", help="groups or parts of row names as in uniattn bench --list, "
+        "comma-separated; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--batch", action="append", default=[], metavar="SPECS", help="batches as 2q1k_32q1s1k (2 prefills of 1024 tokens and 32 "
+        "decodes over 1024), comma-separated; may be repeated",
+    )  # fmt: skip
+
+
+def _add_shape(parser: argparse.ArgumentParser, title: str, several: bool = False) -> None:
+    """The options of a layer's shape; `several` leaves lists of head dims to the command."""
+    shape = parser.add_argument_group(title)
+    shape.add_argument("--heads", default="32/8", metavar="Q/KV", help="query and KV heads (default: 32/8)")
+    dims = dict(default="128") if several else dict(type=_positive, default=128)
+    shape.add_argument("--head-dim", metavar="N", help="(default: 128)", **dims)  # type: ignore[arg-type]
+    shape.add_argument("--page-size", type=_positive, default=16, metavar="N", help="KV tokens a page (default: 16)")
+    shape.add_argument("--dtype", type=_dtype, default="bfloat16", metavar="NAME", help="bf16 or fp16 (default: bf16)")
+    shape.add_argument("--window", type=_positive, metavar="N", help="tokens that a query sees, its own one included")
+    shape.add_argument("--softcap", type=float, default=0.0, metavar="X", help="(default: off)")
+
+
+def _dtype(text: str) -> str:
+    """A dtype's name as torch has it, for argparse."""
+    names = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+    return names[text]
 
 
 def _positive(text: str) -> int:

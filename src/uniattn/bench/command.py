@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from uniattn.bench import grammar, html, providers, records, report, roofline, sweep, traces, workloads
+from uniattn.bench.options import or_argument_error, require_folder, shape, words
 from uniattn.bench.records import OURS, Report
 from uniattn.bench.roofline import Peaks, cost
 from uniattn.bench.workloads import Workload
-from uniattn.errors import ArgumentError, UnsupportedError
+from uniattn.errors import UnsupportedError
 
 # What floors are computed from where no card is at hand: `--list`.
 _DEFAULT_CARD = "NVIDIA H200"
@@ -27,12 +25,12 @@ def run(options: Namespace) -> bool:
     """
     paths = providers.Paths(options.fa3, options.vllm_kernel)
     if options.list:
-        print(listing(_or_argument_error("--only", workloads.select, _words(options.only)), paths))
+        print(listing(or_argument_error("--only", workloads.select, words(options.only)), paths))
         return True
     for name in ("save", "html"):
-        _require_folder(f"--{name}", getattr(options, name))
-    old = _or_argument_error("--compare", records.load, options.compare) if options.compare else None
-    result = _or_argument_error("--load", records.load, options.load) if options.load else _measure(options, paths)
+        require_folder(f"--{name}", getattr(options, name))
+    old = or_argument_error("--compare", records.load, options.compare) if options.compare else None
+    result = or_argument_error("--load", records.load, options.load) if options.load else _measure(options, paths)
     moved = report.moves(old, result) if old is not None else None
     print(report.table(result))
     if options.save:
@@ -49,17 +47,17 @@ def run(options: Namespace) -> bool:
 
 def chosen(options: Namespace, peaks: Peaks) -> list[Workload]:
     """The workloads that the options ask for: named rows unless batches, a trace or the sweep stand alone."""
-    shape = _shape(options)
+    fields = shape(options)
     asked: list[Workload] = []
     if options.only or not (options.batch or options.trace or options.sweep):
-        asked += _or_argument_error("--only", workloads.select, _words(options.only))
+        asked += or_argument_error("--only", workloads.select, words(options.only))
     for text in options.batch:
-        asked += _or_argument_error("--batch", grammar.workloads, text, **shape)
+        asked += or_argument_error("--batch", grammar.workloads, text, **fields)
     if options.trace:
         budget = dict(count=options.steps, num_requests=options.requests, token_budget=options.token_budget)
-        asked += _or_argument_error("--trace", traces.workloads, options.trace, peaks, **budget, **shape)
+        asked += or_argument_error("--trace", traces.workloads, options.trace, peaks, **budget, **fields)
     if options.sweep:
-        asked += sweep.workloads(**shape)
+        asked += sweep.workloads(**fields)
     return asked
 
 
@@ -84,8 +82,8 @@ def _measure(options: Namespace, paths: providers.Paths) -> Report:
             limit="times come from kernels on a GPU",
             fix="run it on a machine with one; --list and --load FILE.json work here",
         )
-    keys = _words([options.providers]) if options.providers else []
-    running, missing = _or_argument_error("--providers", providers.select, keys, paths)
+    keys = words([options.providers]) if options.providers else []
+    running, missing = or_argument_error("--providers", providers.select, keys, paths)
     if not running:
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
         got = options.providers or "none that runs"
@@ -97,45 +95,3 @@ def _measure(options: Namespace, paths: providers.Paths) -> Report:
     if peaks is None or options.measure_peaks:
         peaks = Peaks(*timing.measure_peaks(), "measured in this run")
     return runner.run(chosen(options, peaks), running, missing, peaks, rounds=options.rounds)
-
-
-def _shape(options: Namespace) -> dict[str, Any]:
-    """The fields of `Workload` that options give."""
-    match = re.fullmatch(r"(\d+)[/:](\d+)", options.heads)
-    if match is None or not int(match[2]) or int(match[1]) % int(match[2]) or not int(match[1]):
-        raise ArgumentError("--heads", options.heads, "query heads must be a multiple of KV heads", "write them as 32/8")
-    return dict(
-        num_q_heads=int(match[1]),
-        num_kv_heads=int(match[2]),
-        head_dim=options.head_dim,
-        page_size=options.page_size,
-        dtype=options.dtype,
-        window=None if options.window is None else (options.window - 1, 0),
-        softcap=options.softcap,
-    )
-
-
-def _words(texts: Sequence[str]) -> list[str]:
-    """The words of comma-separated lists. A text that is part of a row's name as it stands keeps its comma."""
-    names = [w.name.lower() for w in workloads.table()]
-    split = [[text] if any(text.lower() in name for name in names) else text.split(",") for text in texts]
-    return [word.strip() for words in split for word in words if word.strip()]
-
-
-def _require_folder(option: str, path: Path | None) -> None:
-    """Minutes of measuring must not end in a path that cannot be written."""
-    if path is not None and not path.resolve().parent.is_dir():
-        raise ArgumentError(option, str(path), "its folder must exist", f"mkdir -p {path.parent}")
-
-
-def _or_argument_error(option: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `function` returns; what it finds wrong becomes an error of the option."""
-    try:
-        return function(*args, **kwargs)
-    except OSError as error:
-        # Its text repeats the path, which the message names already.
-        limit = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise ArgumentError(option, args[0], limit, "check the path") from error
-    except ValueError as error:
-        got = ", ".join(map(str, args[0])) if isinstance(args[0], list) else args[0]
-        raise ArgumentError(option, got, str(error), "see uniattn bench --help and --list") from error

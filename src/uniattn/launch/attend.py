@@ -16,9 +16,9 @@ from uniattn.launch.cache import Kernels, Source
 from uniattn.launch.target import interpreted, on_index, target_of
 from uniattn.problem.layout import MAX_INT32, UNBOUNDED, kv_capacity
 from uniattn.schedule import hopper as hopper_tiles
-from uniattn.schedule import tiles
 from uniattn.schedule.plan import PlanSpec, make_spec
 from uniattn.schedule.tiles import dim_parts, next_power_of_2
+from uniattn.tuning.heuristic import beside_hopper
 
 LOG2E = math.log2(math.e)
 
@@ -180,8 +180,8 @@ def attend(
     if spec is None or items is None:
         spec = make_spec(
             num_tokens, num_seqs, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize,
-            2 if causal_per_seq is not None else int(causal), window_left, window_right, max_seqlen_q, target_of(q.device), 0, None,
-            alibi_slopes is None and choice.wants_hopper(k_cache, v_cache, page_table),
+            2 if causal_per_seq is not None else int(causal), window_left, window_right, max_seqlen_q, page_size, target_of(q.device),
+            choice.kernels(k_cache, v_cache, page_table, alibi_slopes is not None),
         )  # fmt: skip
         items = cu_seqlens_q.new_empty(spec.buffer_ints, dtype=torch.int32)
         plan_launch.build(
@@ -215,7 +215,7 @@ def attend(
         None if alibi_slopes is None else alibi_slopes.dtype, lse is not None, partial_out is not None, aligned, wide,
         strides[2:5] == strides[5:8], causal, window_left != UNBOUNDED, has_softcap, head_dim, v_head_dim,
         num_q_heads // num_kv_heads, page_size,
-        tiles.beside_hopper(head_dim, v_head_dim, itemsize).compiled_in if spec.is_hopper else spec.compiled_in,
+        beside_hopper(head_dim, v_head_dim, itemsize, target_of(q.device)).compiled_in if spec.is_hopper else spec.compiled_in,
     ]  # fmt: skip
     with on_index(index):
         launch(

@@ -97,6 +97,7 @@ class Source:
 class _State:
     num_compilations: int = 0
     direct_is_broken: bool = False
+    compiles_for: Any = None
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -106,6 +107,23 @@ _state = _State()
 def num_compilations() -> int:
     """Kernels compiled in this process so far, or taken from Triton's cache on disk; after `uniattn.warmup` it stands still."""
     return _state.num_compilations
+
+
+class Compiled(Exception):
+    """Raised in place of a launch by a process that only compiles."""
+
+    def __init__(self, kernel: Any):
+        super().__init__()
+        self.kernel = kernel
+
+
+def compile_only(target: Any) -> None:
+    """From now on this process compiles for Triton's `target`, into Triton's cache on disk, and launches nothing.
+
+    A call of a launch raises `Compiled` at its first kernel. The device is not asked, so that tensors without memory (on "meta") and
+    a machine without a GPU will do. Meant for a process of its own, beside one that launches.
+    """
+    _state.compiles_for = target
 
 
 class Kernels(dict[Hashable, Launch]):
@@ -131,6 +149,8 @@ class Kernels(dict[Hashable, Launch]):
             return launch
 
     def _compile(self, key: Hashable, source: Source) -> Launch:
+        if _state.compiles_for is not None:
+            raise Compiled(direct.compiled(self.fn, source, _state.compiles_for))
         if source.device < 0 and interpreted():
             _require_interpreter(self.fn)
         plain = _plain(self.fn, source)

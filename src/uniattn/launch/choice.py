@@ -8,8 +8,20 @@ from uniattn.launch.target import Target, target_of
 from uniattn.schedule import hopper
 
 
+def kernels(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None, has_alibi: bool = False) -> tuple[str, ...]:
+    """The kernels that can serve a call, first the one that the chip rewards. A table of measurements chooses among them."""
+    return in_order(not has_alibi and wants_hopper(k_cache, v_cache, page_table))
+
+
+def in_order(hopper_serves: bool) -> tuple[str, ...]:
+    """The kernels that can serve a call, given whether the Hopper kernel can, as `UNIATTN_BACKEND` has it."""
+    if not hopper_serves:
+        return ("triton",)
+    return ("hopper",) if backend.asked() == "hopper" else ("hopper", "triton")
+
+
 def wants_hopper(k_cache: Tensor, v_cache: Tensor, page_table: Tensor | None) -> bool:
-    """Whether the Hopper kernel is to run: on its chip, for caches that it can read, unless another path is forced."""
+    """Whether the Hopper kernel may run: on its chip, for caches that it can read, unless another path is forced."""
     return may_use_hopper(target_of(k_cache.device)) and hopper.serves(k_cache, v_cache, page_table)
 
 

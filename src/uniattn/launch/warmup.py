@@ -8,7 +8,7 @@ from uniattn.launch.target import target_of
 from uniattn.problem import validate_warmup
 from uniattn.problem.layout import UNBOUNDED, window_bounds
 from uniattn.schedule import hopper as hopper_tiles
-from uniattn.schedule import tiles
+from uniattn.tuning.choose import every
 
 
 def warmup(
@@ -85,14 +85,14 @@ def warmup(
     aligned = head_dim * dtype.itemsize % 16 == 0 and aligned_out
     likely = [True] if head_dim == v_head_dim else [True, False]
     target = target_of(example.device)
-    chosen = tiles.every(head_dim, v_head_dim, dtype.itemsize, target.max_shared_bytes, target.matrix_unit)
     cache = torch.empty(0, page_size or 1, num_kv_heads, head_dim, dtype=dtype, device="meta")
     values = torch.empty(0, page_size or 1, num_kv_heads, v_head_dim, dtype=dtype, device="meta")
-    use_hopper = paged and aligned and not alibi_slopes and choice.may_use_hopper(target) and hopper_tiles.readable(cache, values)
-    if use_hopper:
-        # What a batch whose caches are laid out as the kernel cannot read takes stays to be compiled when it comes.
-        chosen = [hopper_tiles.choose(head_dim, v_head_dim)]
-    for t in chosen:
+    # What a batch whose caches are laid out as the Hopper kernel cannot read takes stays to be compiled when it comes.
+    kernels = choice.in_order(
+        paged and aligned and not alibi_slopes and choice.may_use_hopper(target) and hopper_tiles.readable(cache, values)
+    )
+    for t in every(head_dim, v_head_dim, dtype.itemsize, page_size or 0, window_left != UNBOUNDED, target, kernels):
+        use_hopper = t.kernel == "hopper"
         l2_tokens = plan.l2_tokens(use_hopper, head_dim, v_head_dim, dtype.itemsize)
         for may_cut in (False, True):
             for chunk in plan.chunks(may_cut):

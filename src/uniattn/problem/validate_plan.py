@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from uniattn.errors import ArgumentError, UnsupportedError
+from uniattn.launch.target import target_of
 from uniattn.problem.layout import causal_code, window_bounds
 from uniattn.problem.tensors import describe
+from uniattn.schedule import hopper
 from uniattn.schedule.plan import MAX_CUT_TILES, Plan, PlanSpec
-from uniattn.schedule.tiles import Tiles
+from uniattn.schedule.tiles import Tiles, broken_rule
 
 MAX_SPLITS = 128
 
@@ -88,42 +90,21 @@ def can_be_cut(spec: PlanSpec) -> None:
         )
 
 
-def tiles(asked: object) -> None:
-    """Raise unless `asked` is None or tile sizes that the kernels can be compiled for."""
+def tiles(asked: object, kernels: tuple[str, ...], head_dim: int, v_head_dim: int, itemsize: int, device: torch.device) -> None:
+    """Raise unless `asked` is None or tile sizes that one of `kernels`, which can serve the call, can be compiled for."""
     if asked is None:
         return
     fix = "leave it out to have them chosen"
     if not isinstance(asked, Tiles):
         raise ArgumentError("tiles", describe(asked), "it must be a uniattn.schedule.tiles.Tiles", fix)
-    t = asked
-    small = t.small_m != 0
-    rules = {
-        "block_m": (_is_block(t.block_m), "must be a power of two, at least 16"),
-        "block_n": (_is_block(t.block_n), "must be a power of two, at least 16"),
-        "num_stages": (_is_int(t.num_stages, 1), "must be an int, at least 1"),
-        "num_warps": (_is_power(t.num_warps, 1) and t.num_warps <= 32, "must be a power of two, at most 32"),
-        "small_m": (
-            not small or (_is_block(t.small_m) and t.small_m < t.block_m),
-            "must be 0, or a power of two, at least 16 and less than block_m",
-        ),
-        "small_n": (not small or _is_block(t.small_n), "must be a power of two, at least 16, where small_m is not 0"),
-        "small_stages": (_is_int(t.small_stages, 1 if small else 0), "must be an int, at least 1 where small_m is not 0"),
-        "programs_per_sm": (_is_int(t.programs_per_sm, 1), "must be an int, at least 1"),
-        "kernel": (t.kernel == "triton", "must be triton: other kernels' tiles are not free"),
-        "item_overhead": (_is_int(t.item_overhead, 0), "must be an int, at least 0"),
-    }
-    for name, (right, limit) in rules.items():
-        if not right:
-            raise ArgumentError("tiles", f"{name}={getattr(t, name)!r}", f"{name} {limit}", fix)
-
-
-def _is_int(x: object, least: int) -> bool:
-    return type(x) is int and x >= least
-
-
-def _is_power(x: int, least: int) -> bool:
-    return _is_int(x, least) and x & (x - 1) == 0
-
-
-def _is_block(x: int) -> bool:
-    return _is_power(x, 16)
+    broken = broken_rule(asked)
+    if broken is not None:
+        name, limit = broken
+        raise ArgumentError("tiles", f"{name}={getattr(asked, name)!r}", f"{name} {limit}", fix)
+    if asked.kernel not in kernels:
+        limit = f"kernel must be one that serves this call here: {', '.join(kernels)}"
+        raise ArgumentError("tiles", f"kernel={asked.kernel!r}", limit, fix)
+    if asked.kernel == "hopper":
+        fault = hopper.fault(asked, head_dim, v_head_dim, itemsize, True, target_of(device))
+        if fault is not None:
+            raise ArgumentError("tiles", repr(asked), fault, fix)

@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor
 
+from uniattn.launch.target import Target
 from uniattn.schedule.tiles import Tiles, next_power_of_2
 
 # Rows of a tile, and of one of its two consumers: sequences of no more rows than one takes are the plan's small items.
@@ -13,6 +14,8 @@ NUM_CONSUMERS = 2
 SMALLEST_DIM, LARGEST_DIM = 33, 256
 # Rows that one TMA copy must bring at least, for the swizzle's eight rows.
 SMALLEST_BOX = 8
+# Of a consumer's 232 registers a thread, those that its accumulators may take: 256 dims with blocks of 64 take 176.
+_ACCUMULATOR_REGISTERS = 184
 # K/V that items may read at once, so that L2 (50 MB) serves a sequence's tiles after the first; `kernels.plan.L2_BYTES`.
 L2_BYTES = 32 << 20
 
@@ -66,6 +69,38 @@ def choose(head_dim: int, v_head_dim: int) -> Tiles:
     return Tiles(
         TILE_ROWS, block_n, 2, 8, CONSUMER_ROWS, block_n, 2, programs_per_sm=1, item_overhead=384, kernel="hopper"
     )  # fmt: skip
+
+
+def fault(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, paged: bool, target: Target) -> str | None:
+    """Why the kernel cannot run with the tiles `t` on `target`, None where it can. `t` can be compiled, as far as sizes tell."""
+    if target.backend != "cuda" or target.arch != 90:
+        return f"the hopper kernel runs on Hopper alone, and {target.name} is {target.arch}"
+    if not paged or itemsize != 2 or not all(SMALLEST_DIM <= dim <= LARGEST_DIM and dim % 8 == 0 for dim in (head_dim, v_head_dim)):
+        return f"the hopper kernel serves paged 16-bit K/V, head dims {SMALLEST_DIM} to {LARGEST_DIM} in multiples of 8"
+    like = Tiles(
+        TILE_ROWS, t.block_n, t.num_stages, 8, CONSUMER_ROWS, t.block_n, t.num_stages, programs_per_sm=1, item_overhead=t.item_overhead,
+        kernel="hopper",
+    )  # fmt: skip
+    if t != like:
+        return f"the hopper kernel's tiles differ in block_n, num_stages and item_overhead alone; these would be {like}"
+    shared = shared_bytes(t, head_dim, v_head_dim)
+    if shared > target.max_shared_bytes:
+        return f"it takes {shared} bytes of shared memory; a program may have {target.max_shared_bytes}"
+    registers = consumer_registers(t, v_head_dim)
+    if registers > _ACCUMULATOR_REGISTERS:
+        return f"accumulators and weights take {registers} registers a thread; {_ACCUMULATOR_REGISTERS} may go to them"
+    return None
+
+
+def shared_bytes(t: Tiles, head_dim: int, v_head_dim: int) -> int:
+    """Shared memory of a program, rounded up: tiles of Q, blocks of K and V, and less than 1 KB of barriers."""
+    d, dv = padded(head_dim), padded(v_head_dim)
+    return 2 * (q_stages(head_dim, v_head_dim) * TILE_ROWS * d + t.num_stages * t.block_n * (d + dv)) + 1024
+
+
+def consumer_registers(t: Tiles, v_head_dim: int) -> int:
+    """Registers of a consumer's thread that its accumulator, scores (fp32) and weights (16 bits) take."""
+    return CONSUMER_ROWS * (padded(v_head_dim) + t.block_n + t.block_n // 2) // 128
 
 
 def q_stages(head_dim: int, v_head_dim: int) -> int:

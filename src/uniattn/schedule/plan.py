@@ -7,8 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from uniattn.launch.target import Target
+from uniattn.problem.layout import UNBOUNDED
 from uniattn.schedule import hopper, tiles
 from uniattn.schedule.tiles import Tiles, cdiv
+from uniattn.tuning.choose import choose, tables_of
+from uniattn.tuning.problem import problem
 
 # Ints of an item's record and of a tile's entry in the plan's buffer (kernels.plan).
 RECORD_INTS = 8
@@ -153,21 +156,27 @@ def make_spec(
     window_left: int,
     window_right: int,
     max_seqlen_q: int,
+    page_size: int,
     target: Target,
+    kernels: tuple[str, ...] = ("triton",),
     num_splits: int = 0,
     forced_tiles: Tiles | None = None,
-    use_hopper: bool = False,
 ) -> PlanSpec:
-    """Choose tiles and bounds; `max_seqlen_q` is an upper bound in tokens, `use_hopper` whether the Hopper kernel is to run."""
+    """Choose tiles and bounds.
+
+    `max_seqlen_q` is an upper bound in tokens, `page_size` 0 for contiguous K/V, `kernels` are those that can serve the call, the
+    one that a chip rewards first.
+    """
     group = num_q_heads // num_kv_heads
-    # A bound far above the mean (a graph captured for any mix) would give decodes prefill's tiles; any tile size is right.
-    rows = min(max_seqlen_q, cdiv(num_tokens, max(1, num_seqs))) * group
-    if forced_tiles is not None:
-        t = forced_tiles
-    elif use_hopper:
-        t = hopper.choose(head_dim, v_head_dim)
-    else:
-        t = tiles.choose(rows, head_dim, v_head_dim, itemsize, target.max_shared_bytes, target.matrix_unit)
+    t = forced_tiles or choose(
+        problem(
+            num_tokens, num_seqs, max_seqlen_q, num_q_heads, num_kv_heads, head_dim, v_head_dim, itemsize, page_size,
+            windowed=window_left != UNBOUNDED,
+        ),
+        target,
+        tables_of(target),
+        kernels,
+    ).tiles  # fmt: skip
     num_slots = target.num_sms * t.programs_per_sm
     num_tiles = tiles.num_tiles(num_tokens, num_seqs, group, t.block_m)
     may_cut = num_tiles <= MAX_CUT_TILES and (num_splits > 0 or num_tokens * group // t.block_m * num_kv_heads < 2 * num_slots)

@@ -1,7 +1,7 @@
-"""Tile sizes for a problem, from the chip's facts: pure functions, no measurement table yet."""
+"""Tile sizes: what they are, which can be compiled, and what they take of a chip's shared memory. `uniattn.tuning` chooses."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -37,8 +37,36 @@ class Tiles:
         )  # fmt: skip
 
 
-# Sequences of at most this many query rows are tiled alike; the last class has no bound.
-ROW_CLASSES = (16, 64)
+def broken_rule(t: Tiles) -> tuple[str, str] | None:
+    """The first field of `t` that the kernels cannot be compiled for, and what it must be; None where all will do."""
+
+    def is_int(x: Any, least: int) -> bool:
+        return type(x) is int and x >= least
+
+    def is_power(x: Any, least: int) -> bool:
+        return is_int(x, least) and x & (x - 1) == 0
+
+    small = t.small_m != 0
+    rules = {
+        "block_m": (is_power(t.block_m, 16), "must be a power of two, at least 16"),
+        "block_n": (is_power(t.block_n, 16), "must be a power of two, at least 16"),
+        "num_stages": (is_int(t.num_stages, 1), "must be an int, at least 1"),
+        "num_warps": (is_power(t.num_warps, 1) and t.num_warps <= 32, "must be a power of two, at most 32"),
+        "small_m": (
+            not small or (is_power(t.small_m, 16) and t.small_m < t.block_m),
+            "must be 0, or a power of two, at least 16 and less than block_m",
+        ),
+        "small_n": (not small or is_power(t.small_n, 16), "must be a power of two, at least 16, where small_m is not 0"),
+        "small_stages": (is_int(t.small_stages, 1 if small else 0), "must be an int, at least 1 where small_m is not 0"),
+        "programs_per_sm": (is_int(t.programs_per_sm, 1), "must be an int, at least 1"),
+        "item_overhead": (is_int(t.item_overhead, 0), "must be an int, at least 0"),
+        "kernel": (t.kernel in ("triton", "hopper"), "must be triton or hopper"),
+    }
+    return next(((name, limit) for name, (right, limit) in rules.items() if not right), None)
+
+
+# What `shared_bytes` may fall short of Triton's own allocation.
+SHARED_MARGIN = 2048
 
 
 def dim_parts(head_dim: int) -> tuple[int, int]:
@@ -75,79 +103,32 @@ def smem_bytes(tiles_m: int, tiles_n: int, stages: int, head_dim: int, v_head_di
     return itemsize * (tiles_m * d + max(1, stages - 1) * tiles_n * (d + dv)) + 8192
 
 
-def choose(rows: int, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> Tiles:
-    """Tiles for sequences that bring about `rows` query rows (query tokens x group) each; `matrix_unit` as `Target` has it.
+def shared_bytes(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, matrix_unit: str, paged: bool) -> int:
+    """About what Triton allocates for `t`: mostly to the byte, rarely up to `SHARED_MARGIN` short. The larger of its two loops."""
+    facts = (head_dim, v_head_dim, itemsize, matrix_unit, paged)
+    large = loop_bytes(t.block_m, t.block_n, t.num_stages, *facts)
+    return max(large, loop_bytes(t.small_m, t.small_n, t.small_stages, *facts)) if t.small_m else large
 
-    Where a comment names spills, `scripts/compile_all.py` shows them.
+
+def loop_bytes(m: int, n: int, stages: int, head_dim: int, v_head_dim: int, itemsize: int, matrix_unit: str, paged: bool) -> int:
+    """`shared_bytes` of one loop.
+
+    Paged loops load page ids a stage ahead, so they keep `(stages - 1) // 2` buffers of K and V, AMD's `stages - 2`, and contiguous
+    ones `stages - 1`. A unit that reads shared memory on its own (wgmma, tcgen05) keeps one more in tiles of 64 rows and more.
     """
-    d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
-    few, medium = ROW_CLASSES
-    if itemsize == 4:
-        # IEEE fp32 products run on the plain cores: larger tiles, or a second loop beside the masked one, spill registers.
-        # 576 dims spill 11 times beside `mma`'s 163 KB of shared memory unless eight warps share them.
-        warps = 8 if d > 512 and matrix_unit == "mma" else 4
-        tiles = Tiles(16, 32 if d <= 128 else 16, 3, warps, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif rows <= few or (matrix_unit == "mma" and d > 256):
-        # 32 tokens a step leave registers for four programs an SM: 515 us on 64 decodes of 8192; 64 tokens, three programs: 647.
-        # `mma` holds Q in registers too: 32 rows of 512 dims spill 343 times in the loop.
-        tiles = Tiles(16, 32 if d <= 256 else 16, 7, 4, 0, 0, 0, False, 4 if d <= 128 else 2, True, 32)
-    elif d > 256:
-        # Two loops spill (wgmma: 101 times), and but for wgmma so do 32 tokens a step (tcgen05: 40 times, mfma: 36).
-        # A small-tile loop beside 576 dims spills too on tcgen05 (30 times).
-        alone = matrix_unit == "tcgen05" and d > 512
-        small = (0, 0, 0) if alone else (16, 16, 5)
-        tiles = Tiles(64, 32 if matrix_unit == "wgmma" else 16, 3 if alone else 5, 8, *small, False, 1, rows <= medium)
-    elif matrix_unit == "mma" and d > 128:
-        # 64 rows spill up to 328 times in the loop.
-        tiles = Tiles(32, 32, 5, 4, 16, 32, 5, True, 2, rows <= medium)
-    elif rows <= medium:
-        # `mma`: 64 tokens a step spill 72 times in the loop, 32 beside a second loop twice.
-        narrow = matrix_unit == "mma" and d > 64
-        tiles = Tiles(64, 64 if d <= 128 and not narrow else 32, 5, 4 if d <= 128 else 8, 16, 32, 5, not narrow, 2 if d <= 128 else 1, True)
-    else:
-        block_n = 64 if d <= 128 else 32
-        # 32 tokens a step spill 3 times.
-        tiles = Tiles(128, 16 if matrix_unit == "mfma" and d > 192 else block_n, 5, 8, 16, block_n, 5)
-    return _fit(tiles, head_dim, v_head_dim, itemsize, smem_limit)
-
-
-@functools.cache
-def beside_hopper(head_dim: int, v_head_dim: int, itemsize: int) -> Tiles:
-    """The portable kernel's tiles for a plan made for the Hopper kernel, where a call has what that one lacks (ALiBi, odd strides)."""
-    d = max(sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim)))
-    block_n = 64 if d <= 128 else 32
-    return _fit(Tiles(128, block_n, 5, 8, 64, block_n, 5), head_dim, v_head_dim, itemsize, 232448)
-
-
-def every(head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int, matrix_unit: str = "wgmma") -> list[Tiles]:
-    """All that `choose` can answer for these dims, whatever the number of rows; few rows first."""
-    answers = (choose(rows, head_dim, v_head_dim, itemsize, smem_limit, matrix_unit) for rows in (1, *ROW_CLASSES, 1 << 20))
-    return list(dict.fromkeys(answers))
-
-
-def _fit(t: Tiles, head_dim: int, v_head_dim: int, itemsize: int, smem_limit: int) -> Tiles:
-    """`t` with fewer stages, then shorter KV blocks, until it fits in shared memory."""
-
-    def shrink(m: int, n: int, stages: int) -> tuple[int, int]:
-        while smem_bytes(m, n, stages, head_dim, v_head_dim, itemsize) > smem_limit:
-            if stages > 2:
-                stages -= 1
-            elif n > 16:
-                n //= 2
-            elif stages > 1:
-                stages -= 1
-            else:
-                break
-        return n, stages
-
-    block_n, stages = shrink(t.block_m, t.block_n, t.num_stages)
-    small_n, small_stages = shrink(t.small_m, t.small_n, t.small_stages) if t.small_m else (0, 0)
-    return replace(t, block_n=block_n, num_stages=stages, small_n=small_n, small_stages=small_stages)
+    d, dv = sum(dim_parts(head_dim)), next_power_of_2(max(16, v_head_dim))
+    amd = matrix_unit == "mfma"
+    own = m >= 64 and matrix_unit in ("wgmma", "tcgen05")
+    buffers = stages - 1 if not paged else stages - 2 if amd else (stages - 1) // 2
+    # Page ids, 8 bytes a KV token and buffer; AMD's lie in shared memory with three stages alone.
+    ids = 8 * n * (stages == 3 if amd else {"wgmma": 2, "tcgen05": 4}[matrix_unit] if own else stages)
+    # Weights that must change their layout for the second product.
+    weights = m * n * itemsize if itemsize == 4 or (amd and m >= 64) or (matrix_unit == "mma" and m > 16) else 0
+    total = (max(1, buffers) + own) * n * (d + dv) * itemsize + ids + weights
+    # AMD holds Q in registers, and turns the output of large tiles around in shared memory.
+    return max(total, m * dv * itemsize if m >= 64 else 0) if amd else total + m * d * itemsize
 
 
 def num_tiles(num_tokens: int, num_seqs: int, group: int, block_m: int) -> int:
     """Bound of the tiles of any batch of these sizes, as `kernels.plan` numbers them."""
     return num_tokens * group // block_m + num_seqs + 1
-
-
-__all__ = ["Tiles", "cdiv", "choose", "dim_parts", "every", "next_power_of_2", "num_tiles", "smem_bytes"]

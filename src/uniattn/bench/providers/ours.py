@@ -11,10 +11,16 @@ from uniattn.bench.batch import DeviceBatch
 from uniattn.bench.providers.base import Prepared, Provider
 from uniattn.errors import UniattnError
 from uniattn.launch import triton_version
+from uniattn.schedule.tiles import Tiles
 
 
 class Uniattn(Provider):
+    """`tiles` None: as chosen."""
+
     key, label = "uniattn", "uniattn"
+
+    def __init__(self, tiles: Tiles | None = None):
+        self._tiles = tiles
 
     def available(self) -> str | None:
         try:
@@ -42,7 +48,7 @@ class Uniattn(Provider):
         out = batch.poisoned_out()
 
         def plan() -> object:
-            return uniattn.plan(*tensors, **planned)  # type: ignore[arg-type]
+            return uniattn.plan(*tensors, **planned, tiles=self._tiles)  # type: ignore[arg-type]
 
         made = plan()
 

@@ -1,0 +1,1 @@
+"""`uniattn tune` measures what `uniattn.tuning` answers from, `uniattn explain` tells what it answers."""
