@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import uniattn
+from uniattn import cli
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
@@ -46,6 +47,17 @@ def test_readme_error_is_the_one_raised():
     with pytest.raises(uniattn.ArgumentError) as error:
         uniattn.attention(x, x, x, cu_seqlens_q=lengths, cu_seqlens_k=lengths)
     assert f"ArgumentError: {error.value}\n" in README.read_text()
+
+
+def test_readme_explains_a_batch_as_the_command_does(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("UNIATTN_BACKEND", raising=False)
+    monkeypatch.setenv("UNIATTN_TUNING_DIR", str(tmp_path))
+    block = re.search(r"^\$ uniattn explain.*?(?=^```)", README.read_text(), re.DOTALL | re.MULTILINE)
+    command, card, _, *told = block[0].splitlines()
+    assert cli.main(command.removeprefix("$ uniattn ").split()) == 0
+    out = capsys.readouterr().out.splitlines()
+    # The second line names folders.
+    assert (out[0], out[2:]) == (card, told)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,12 @@ from launch_tools import H200, KERNELS, call, random_batch, record
 
 import uniattn
 from uniattn.launch import attend, backend, cache, choice, hopper, merge, plan, write_kv
+from uniattn.schedule import hopper as hopper_tiles
+from uniattn.schedule.plan import make_spec
+from uniattn.schedule.tiles import Tiles
 from uniattn.testing import make_batch
+from uniattn.tuning.problem import problem
+from uniattn.tuning.table import Entry, Usable
 
 LENGTHS = [(1, 40), (3, 17), (20, 33)]
 
@@ -226,12 +232,55 @@ MODELS = {
 }
 
 
+@pytest.fixture
+def answers(monkeypatch):
+    """The tables' answers by level and key: none but those that the test puts in."""
+    made = {"exact": {}, "bucket": {}}
+    monkeypatch.setattr("uniattn.tuning.choose._read", lambda folder, target: (Usable("a table", made),))
+    make_spec.cache_clear()
+    yield made
+    make_spec.cache_clear()
+
+
+@pytest.fixture
+def h200(monkeypatch, answers):
+    """Launches go to a chip like an H200, without tables; returns what says whether its Hopper kernel may run."""
+    monkeypatch.setattr(backend, "choose", lambda x: "triton")
+    monkeypatch.setattr("uniattn.launch.warmup.target_of", lambda device: H200)
+    return lambda may_use_hopper: monkeypatch.setattr(choice, "may_use_hopper", lambda target: may_use_hopper)
+
+
 @pytest.mark.parametrize("hopper_chip", [False, True], ids=["portable", "hopper"])
 @pytest.mark.parametrize(("shape", "options"), MODELS.values(), ids=MODELS.keys())
-def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shape, options, hopper_chip):
-    monkeypatch.setattr(backend, "choose", lambda x: "triton")
-    monkeypatch.setattr(choice, "may_use_hopper", lambda target: hopper_chip)
-    monkeypatch.setattr("uniattn.launch.warmup.target_of", lambda device: H200)
+def test_after_warm_up_no_batch_needs_another_binary(h200, recorded, shape, options, hopper_chip):
+    h200(hopper_chip)
+    warm_then_call_1000_batches(recorded, shape, options)
+    served = hopper_chip and "page_size" not in shape and shape["head_dim"] <= 256 and shape.get("dtype") != torch.float32
+    assert bool(recorded.hopper.launches) == served
+    # That kernel merges what it cuts.
+    assert bool(recorded.pieces.launches) != served, "no batch was cut"
+
+
+def test_warm_up_knows_what_tables_answer(h200, answers, recorded):
+    """A table that answers decodes with tiles that nothing else gives, and prefers either kernel here and there."""
+    shape = dict(num_q_heads=32, num_kv_heads=8, head_dim=128)
+    portable = [Tiles(16, n, 3, 4, bulk=False) for n in (64, 128)]
+    other = replace(hopper_tiles.choose(128, 128), num_stages=3, small_stages=3)
+    decode = problem(1, 1, 1, 32, 8, 128, 128, 2, 16, False).bucket
+    for i, pairs in enumerate((16, 64, 256, 1024, 4096)):
+        key = decode._replace(pairs=pairs)
+        both = [Entry("bucket", key, t, 1.0, 2.0) for t in (portable[i % 2], other)]
+        answers["bucket"][key] = both if i % 3 else both[::-1]
+    h200(True)
+    warm_then_call_1000_batches(recorded, shape, {})
+    assert {attend.Key(*key).tiles for key in recorded.attend.keys_seen} == {t.compiled_in for t in portable}
+    assert {hopper.Key(*key).kv_stages for key in recorded.hopper.keys_seen} == {2, 3}
+    assert recorded.attend.launches
+    assert recorded.hopper.launches
+
+
+def warm_then_call_1000_batches(recorded, shape, options):
+    """Warm up, then launch random batches, and check that nothing else was compiled."""
     sinks = options["sinks"].dtype if "sinks" in options else None
     uniattn.warmup(device="cpu", seqlens_k="page_size" not in shape, **shape, **{**options, "sinks": sinks})
     warm = {name: set(getattr(recorded, name).keys_seen) for name in KERNELS}
@@ -244,10 +293,6 @@ def test_after_warm_up_no_batch_needs_another_binary(monkeypatch, recorded, shap
             k, v = (torch.empty(num_tokens, *x.shape[2:], dtype=x.dtype, device="meta") for x in (b.k_cache, b.v_cache))
             slots = torch.empty(num_tokens, dtype=rng.choice([torch.int32, torch.int64]), device="meta")
             write_kv.write_kv(k, v, b.k_cache, b.v_cache, slots)
-    served = hopper_chip and "page_size" not in shape and shape["head_dim"] <= 256 and shape.get("dtype") != torch.float32
-    assert bool(recorded.hopper.launches) == served
-    # That kernel merges what it cuts.
-    assert bool(recorded.pieces.launches) != served, "no batch was cut"
     for name, keys in warm.items():
         assert set(getattr(recorded, name).keys_seen) <= keys, name
 

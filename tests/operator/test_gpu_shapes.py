@@ -37,6 +37,12 @@ def test_wide_heads(gpu, head_dim, v_head_dim, layout, dtype):
     gpu.check(gpu.batch(MIXED, layout=layout, page_size=64, dtype=dtype, **how))
 
 
+@pytest.mark.parametrize("head_dim", [128, 256, 512])
+def test_contiguous_wide_heads(gpu, head_dim):
+    """Contiguous loops keep more K/V in shared memory than paged ones: 512 dims must take fewer stages there."""
+    gpu.check(gpu.batch(MIXED, num_q_heads=16, num_kv_heads=2, head_dim=head_dim, page_size=None, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -82,6 +82,12 @@ def test_the_table_answers_what_was_tuned(tmp_path, capsys):
     assert "left" not in account
 
 
+def test_the_account_tells_a_default_that_stays(tmp_path):
+    settled, _ = tuned(tmp_path / "h200.json", lambda w, t: 50.0 if t.kernel == "hopper" else quick(w, t), ASKED[:1])
+    line = next(line for line in command.account(settled, 1, tmp_path).splitlines() if line.startswith("dim 128"))
+    assert "  the default; where it cannot serve triton 16x64, 3 stages" in line
+
+
 def test_an_interrupted_run_goes_on(tmp_path):
     path = tmp_path / "h200.json"
 

@@ -120,7 +120,10 @@ def account(settled: Sequence[Settled], num_groups: int, path: Path) -> str:
         if not one.default_us and isinstance(one.key, Bucket):
             lines.append(f"{named(one.key):44} {'-':>11} {'-':>10} {'-':>9}  {one.note}")
         elif one.entries or isinstance(one.key, Bucket):
-            now = configuration(one.entries[0]) if one.entries else "the default"
+            # Where the default stays the first, the others are for calls that its kernel cannot serve.
+            stays = not one.entries or one.us == one.default_us
+            others = "; ".join(map(configuration, one.entries[1:]))
+            now = configuration(one.entries[0]) if not stays else "the default" + (f"; where it cannot serve {others}" if others else "")
             held = "-" if one.held_out is None else f"{one.held_out:.3f}"
             lines.append(f"{named(one.key):44} {one.default_us:11.1f} {one.us:10.1f} {held:>9}  {now}")
     faults = list(dict.fromkeys(fault for one in settled if one.default_us and one.note for fault in one.note.split("; ")))
