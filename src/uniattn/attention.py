@@ -180,7 +180,8 @@ def plan(
     Returns:
         The plan. A call whose sizes, causality or window differ from the plan's raises `ArgumentError`; one whose lengths
         differ gives wrong results or reads past the page table, as nothing tells them apart without reading the device
-        (`uniattn.check_values` and `UNIATTN_CHECK_VALUES=1` do).
+        (`uniattn.check_values` and `UNIATTN_CHECK_VALUES=1` do). It holds counters that a call uses, so one plan must not be in calls
+        on two streams at once.
 
     Raises:
         ArgumentError: an argument is wrong, or `out` is a plan of another kind; nothing was written.

@@ -10,6 +10,7 @@ from launch_tools import H200, KERNELS, call, random_batch, record
 
 import uniattn
 from uniattn.launch import attend, backend, cache, choice, hopper, merge, plan, write_kv
+from uniattn.problem.layout import UNBOUNDED
 from uniattn.schedule import hopper as hopper_tiles
 from uniattn.schedule.plan import make_spec
 from uniattn.schedule.tiles import Tiles
@@ -259,6 +260,22 @@ def test_after_warm_up_no_batch_needs_another_binary(h200, recorded, shape, opti
     assert bool(recorded.hopper.launches) == served
     # That kernel merges what it cuts.
     assert bool(recorded.pieces.launches) != served, "no batch was cut"
+
+
+@pytest.mark.parametrize("how", [{"page_size": 20}, {"page_size": 8}, {"layout": "gapped"}, {"page_size": None}, {"alibi": True}], ids=str)
+def test_a_plan_for_hopper_serves_calls_that_its_kernel_does_not(recorded, how):
+    """The portable kernel takes them, with tiles of the plan's rows."""
+    served, other = (batch(head_dim=64, **h) for h in ({}, how))
+    num_tokens, int32 = served.q.shape[0], torch.int32
+    spec = make_spec(num_tokens, len(LENGTHS), 4, 2, 64, 64, 2, 1, UNBOUNDED, UNBOUNDED, num_tokens, 16, H200, ("hopper",))
+    assert spec.is_hopper
+    buffer = torch.zeros(spec.buffer_ints, dtype=int32)
+    call(served, spec, buffer)
+    assert recorded.hopper.launches
+    assert not recorded.attend.launches
+    call(other, spec, buffer)
+    assert len(recorded.hopper.launches) == 1
+    assert attend.Key(*recorded.attend.keys_seen[-1]).tiles[0] == spec.block_m
 
 
 def test_warm_up_knows_what_tables_answer(h200, answers, recorded):

@@ -152,3 +152,13 @@ def test_what_it_does_not_serve_goes_to_the_portable_kernel(hopper, how, monkeyp
     monkeypatch.setenv("UNIATTN_BACKEND", "auto")
     hopper.check(batch)
     hopper.check(batch, plan=uniattn.plan(**{name: getattr(batch, name) for name in CALL}))
+
+
+@pytest.mark.parametrize("how", [{"page_size": 20}, {"page_size": 8}, {"page_size": 544}, {"page_size": None}], ids=str)
+def test_a_plan_from_caches_of_other_pages(hopper, how, monkeypatch):
+    monkeypatch.setenv("UNIATTN_BACKEND", "auto")
+    shape = {"head_dim": 128, "dtype": torch.bfloat16, **heads(4)}
+    planned, batch = hopper.batch(MIXED, **shape), hopper.batch(MIXED, **shape, **how)
+    plan = uniattn.plan(**{name: getattr(planned, name) for name in CALL})
+    assert plan.spec.is_hopper
+    hopper.check(batch, plan=plan)

@@ -199,9 +199,11 @@ def attend(
     else:
         scale, cap = softmax_scale * LOG2E, 0.0
     if (
-        spec.is_hopper and aligned and alibi_slopes is None and page_table is not None
+        # The plan may come from caches of other pages than this call's.
+        spec.is_hopper and aligned and alibi_slopes is None and hopper_tiles.serves(k_cache, v_cache, page_table)
         and hopper_tiles.rows_in_reach(strides[0], strides[1], num_q_heads // num_kv_heads)
     ):  # fmt: skip
+        assert page_table is not None
         _hopper().attend(
             spec, items, q, k_cache, v_cache, page_table, causal, causal_per_seq, scale, cap, sinks, capacity, out, lse, partial_out,
             partial_lse,
